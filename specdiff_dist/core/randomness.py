@@ -1,0 +1,39 @@
+"""Counter-based uniforms: every random number is a pure function of (request seed, position, purpose).
+
+A session that is rebuilt on another replica, or a call that is retried, therefore continues with the same numbers.
+Each number decides at most one committed thing: ACCEPT and TARGET numbers are keyed by the absolute position they
+decide; DRAFT numbers also by the anchor's position (`stream`) and the denoising step, so that a position drafted
+again in a later round gets a fresh number.
+"""
+
+from __future__ import annotations
+
+import secrets
+from enum import IntEnum
+
+import numpy as np
+
+from specdiff_dist.core.rows import FloatArray
+
+_MASK64 = (1 << 64) - 1
+
+
+class Purpose(IntEnum):
+    """What a uniform decides."""
+
+    DRAFT = 1  # which token the drafter draws
+    ACCEPT = 2  # whether a draft token is accepted
+    TARGET = 3  # which token is drawn from the residual (recovered) or from the target row (bonus, plain)
+
+
+def uniforms(seed: int, purpose: Purpose, start: int, count: int, *, stream: int = 0, step: int = 0) -> FloatArray:
+    """Uniforms in [0, 1), float64 [count], for positions start … start+count-1. One Philox block per position."""
+    key = np.array([seed & _MASK64, (seed >> 64) & _MASK64], np.uint64)
+    counter = np.array([start, stream, step, int(purpose)], np.uint64)
+    raw = np.random.Philox(key=key, counter=counter).random_raw(4 * count).reshape(count, 4)[:, 0]
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def fresh_seed() -> int:
+    """A seed for a request that brought none: 63 bits from the operating system, never shared between replicas."""
+    return secrets.randbits(63)

@@ -1,0 +1,126 @@
+"""Sparse probability rows (CSR): what proposals and narrow target rows are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdiff_dist.errors import InvalidRows
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float64]
+
+_ROW_SHIFT = np.int64(32)  # (row, token) pairs become one sortable int64 key: row << 32 | token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseRows:
+    """`num_rows` sparse distributions over the vocabulary.
+
+    Row r is `token_ids[row_splits[r]:row_splits[r+1]]` with `probs` alike. Token ids ascend strictly inside a row, so
+    the inverse CDF over token order means the same draw on every machine. Probabilities travel as float32; *the*
+    distribution meant is the float32 row divided by its own sum in float64 (`normalised`), on the side that samples
+    as on the side that judges: that is what keeps trap 3 shut.
+    """
+
+    row_splits: NDArray[np.int64]  # [num_rows + 1]
+    token_ids: IntArray  # [nnz]
+    probs: NDArray[np.float32]  # [nnz]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_splits) - 1
+
+    @staticmethod
+    def from_rows(rows: list[tuple[NDArray[np.integer], NDArray[np.floating]]]) -> SparseRows:
+        """Builds from `(token_ids, probs)` per row; ids need not be sorted, entries of probability 0 are dropped."""
+        ids_parts: list[IntArray] = []
+        prob_parts: list[NDArray[np.float32]] = []
+        splits = np.zeros(len(rows) + 1, np.int64)
+        for index, (ids, probs) in enumerate(rows):
+            probs32 = np.asarray(probs, np.float32)
+            keep = probs32 != 0
+            ids32, probs32 = np.asarray(ids, np.int32)[keep], probs32[keep]
+            order = np.argsort(ids32, kind="stable")
+            ids_parts.append(ids32[order])
+            prob_parts.append(probs32[order])
+            splits[index + 1] = splits[index] + len(ids32)
+        if not rows:
+            return SparseRows(splits, np.zeros(0, np.int32), np.zeros(0, np.float32))
+        return SparseRows(splits, np.concatenate(ids_parts), np.concatenate(prob_parts))
+
+    @staticmethod
+    def one_hot(token_ids: NDArray[np.integer] | list[int]) -> SparseRows:
+        """One certain token per row (greedy or deterministic proposals)."""
+        ids = np.asarray(token_ids, np.int32)
+        return SparseRows(np.arange(len(ids) + 1, dtype=np.int64), ids, np.ones(len(ids), np.float32))
+
+    @staticmethod
+    def concatenate(parts: list[SparseRows]) -> SparseRows:
+        """The rows of `parts`, one after the other."""
+        if not parts:
+            return SparseRows.from_rows([])
+        lengths = np.concatenate([np.diff(part.row_splits) for part in parts])
+        splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        return SparseRows(
+            splits, np.concatenate([p.token_ids for p in parts]), np.concatenate([p.probs for p in parts])
+        )
+
+    def row(self, index: int) -> tuple[IntArray, NDArray[np.float32]]:
+        """`(token_ids, probs)` of one row, as views."""
+        start, stop = self.row_splits[index], self.row_splits[index + 1]
+        return self.token_ids[start:stop], self.probs[start:stop]
+
+    def head(self, num_rows: int) -> SparseRows:
+        """The first `num_rows` rows, as views."""
+        stop = self.row_splits[num_rows]
+        return SparseRows(self.row_splits[: num_rows + 1], self.token_ids[:stop], self.probs[:stop])
+
+    def row_index(self) -> NDArray[np.int64]:
+        """Row number of every entry, [nnz]."""
+        return np.repeat(np.arange(self.num_rows, dtype=np.int64), np.diff(self.row_splits))
+
+    def keys(self) -> NDArray[np.int64]:
+        """`row << 32 | token` of every entry, ascending: one searchsorted looks up many (row, token) pairs."""
+        return (self.row_index() << _ROW_SHIFT) | self.token_ids.astype(np.int64)
+
+    def row_sums(self, values: NDArray[np.floating] | None = None) -> FloatArray:
+        """Sum per row of `values` [nnz] (default: the probabilities), in float64."""
+        entries = np.asarray(self.probs if values is None else values, np.float64)
+        return np.bincount(self.row_index(), weights=entries, minlength=self.num_rows)
+
+    def normalised(self) -> FloatArray:
+        """Probabilities in float64 divided by their row's sum, [nnz]."""
+        return self.probs.astype(np.float64) / self.row_sums()[self.row_index()]
+
+    def check(self, *, vocab_size: int | None = None, what: str = "row") -> None:
+        """Raises InvalidRows unless every row is a distribution (finite, ≥ 0, not empty, ids sorted and in range)."""
+        splits, ids, probs = self.row_splits, self.token_ids, self.probs
+        if len(splits) < 1 or splits[0] != 0 or splits[-1] != len(ids) or len(ids) != len(probs):
+            raise InvalidRows(f"{what}: row_splits do not match {len(ids)} ids and {len(probs)} probabilities")
+        if np.any(np.diff(splits) <= 0):
+            raise InvalidRows(f"{what}: a row is empty")
+        if not np.all(np.isfinite(probs)) or np.any(probs < 0):
+            raise InvalidRows(f"{what}: NaN, infinite or negative probability")
+        if len(ids) and (ids.min() < 0 or (vocab_size is not None and ids.max() >= vocab_size)):
+            raise InvalidRows(f"{what}: token id outside the vocabulary of {vocab_size}")
+        if np.any(np.diff(self.keys()) <= 0):
+            raise InvalidRows(f"{what}: token ids not strictly ascending inside a row")
+        if np.any(np.abs(self.row_sums() - 1.0) > 1e-3):
+            raise InvalidRows(f"{what}: a row does not sum to 1")
+
+
+def lookup(rows: SparseRows, values: FloatArray, keys: NDArray[np.int64]) -> FloatArray:
+    """`values` [nnz of rows] at the (row, token) `keys` [m] (see `SparseRows.keys`), 0 where absent. Returns [m]."""
+    own = rows.keys()
+    if len(own) == 0:
+        return np.zeros(len(keys), np.float64)
+    at = np.minimum(np.searchsorted(own, keys), len(own) - 1)
+    return np.where(own[at] == keys, values[at], 0.0)
+
+
+def token_keys(token_ids: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Keys of one token per row, [len(token_ids)]."""
+    return (np.arange(len(token_ids), dtype=np.int64) << _ROW_SHIFT) | np.asarray(token_ids, np.int64)

@@ -1,0 +1,268 @@
+"""The nouns that travel: calls to the roles, their replies, and what a request gets back.
+
+All arrays are NumPy on the CPU; a reply's probabilities are float32 and mean "this row divided by its own mass".
+Positions are absolute: the first prompt token is position 0. The *anchor* is the last committed token; it has no
+verifier KV yet and is the last of `new_token_ids` in every call.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdiff_dist.config import DecodeConfig, Effort
+from specdiff_dist.core.rows import IntArray, SparseRows
+from specdiff_dist.errors import InvalidRequest
+
+GREEDY_TEMPERATURE = 1e-5  # below it a request is greedy, as in vLLM
+MAX_NARROW_SUPPORT = 256  # target rows with more entries stay where they were computed ("wide")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Defines the target law: softmax(logits / temperature), then top-k, then top-p (ties at the k-th logit stay in).
+
+    Raises InvalidRequest on values out of range, NaN and infinities included.
+    """
+
+    temperature: float = 1.0  # < 1e-5 is greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:  # false for NaN
+            raise InvalidRequest(f"temperature must be between 0 and 100, not {self.temperature}", param="temperature")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidRequest(f"top_p must be in (0, 1], not {self.top_p}", param="top_p")
+        if self.top_k < 0:
+            raise InvalidRequest(f"top_k must be 0 (off) or positive, not {self.top_k}", param="top_k")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def may_be_wide(self) -> bool:
+        """Whether a target row can have more than MAX_NARROW_SUPPORT entries."""
+        return not self.is_greedy and not 0 < self.top_k <= MAX_NARROW_SUPPORT
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One request, tokenised. Raises InvalidRequest when it cannot be served."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    max_tokens: int
+    stop: tuple[str, ...] = ()  # never part of the text returned
+    stop_token_ids: tuple[int, ...] = ()  # beside the model's EOS ids
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
+        if self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens")
+        if any(text == "" for text in self.stop):
+            raise InvalidRequest("a stop string is empty; leave it out instead", param="stop")
+
+
+@dataclass(frozen=True, slots=True)
+class CallCost:
+    """What one call took. The replica fills the first four, the transport the rest."""
+
+    forward_s: float = 0.0  # the model's own time, all forwards of the call
+    queue_s: float = 0.0  # waiting for the model
+    num_forwards: int = 0
+    batch_size: int = 1  # sessions that shared the forward
+    wall_s: float = 0.0  # as the caller saw it
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatement:
+    """What the caller states about the session: the replica makes its cache agree or raises PrefixMismatch.
+
+    Committed tokens are `[first prefix_len tokens, believed cached] + new_token_ids`.
+    """
+
+    session_id: str
+    round_index: int  # never falls within a session; an older one is a stale duplicate
+    prefix_len: int
+    prefix_crc: int  # crc32 of the int32 little-endian bytes of the first prefix_len committed tokens
+    new_token_ids: IntArray  # [m ≥ 1], the anchor last
+
+    @property
+    def num_committed(self) -> int:
+        return self.prefix_len + len(self.new_token_ids)
+
+
+def prefix_crc(token_ids: NDArray[np.integer]) -> int:
+    """Checksum of a token prefix; guards a replica against serving another session's or an outdated cache."""
+    return zlib.crc32(np.ascontiguousarray(token_ids, "<i4").tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCall:
+    """Asks a drafter for `num_draft_tokens` tokens after the anchor."""
+
+    prefix: PrefixStatement
+    num_draft_tokens: int
+    effort: Effort
+    sampling: SamplingParams  # of the draft; the drafter truncates to `draft_top_k` on top of it
+    draft_top_k: int
+    seed: int  # numbers: randomness.uniforms(seed, DRAFT, 0, n, stream=anchor position, step=denoising step)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """Contiguous draft tokens with the distributions they were really drawn from. May be shorter than asked, even empty.
+
+    `proposals.row(i)` is the proposal of `token_ids[i]` (trap 3: same temperature, same truncation, float32, drawn from
+    exactly this row; one-hot for a deterministic token).
+    """
+
+    token_ids: IntArray  # [n]
+    proposals: SparseRows  # n rows
+    confidences: NDArray[np.float32]  # [n] probability of the token when it was revealed
+    max_probs: NDArray[np.float32]  # [n] largest probability of that distribution: independent of the sample
+    cached_len: int  # committed tokens in the replica's cache after the call
+    cost: CallCost = field(default_factory=CallCost)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def head(self, length: int) -> DraftBlock:
+        """The first `length` draft tokens."""
+        return DraftBlock(
+            self.token_ids[:length], self.proposals.head(length), self.confidences[:length], self.max_probs[:length],
+            self.cached_len, self.cost,
+        )  # fmt: skip
+
+    @staticmethod
+    def empty(cached_len: int = 0) -> DraftBlock:
+        none = np.zeros(0, np.float32)
+        return DraftBlock(np.zeros(0, np.int32), SparseRows.from_rows([]), none, none, cached_len)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCall:
+    """Asks the verifier for target rows at the d draft positions and the one after them (d = 0: plain decoding)."""
+
+    prefix: PrefixStatement
+    draft_token_ids: IntArray  # [d]
+    sampling: SamplingParams
+    proposals: SparseRows | None  # d rows; needed only when `sampling.may_be_wide`
+    target_uniforms: NDArray[np.float64]  # [d + 1]; draws recovered and plain tokens of wide rows
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """The verifier's law at d + 1 positions, in one of two forms.
+
+    Narrow (`recovered_token_ids is None`): `rows` holds the d + 1 whole rows.
+    Wide: `rows` holds the target's probabilities on the *proposals'* support (d rows, same row_splits and token_ids as
+    the proposals sent, zeros kept), and the tokens that would be needed were drawn where the whole rows live.
+    """
+
+    rows: SparseRows
+    row_mass: NDArray[np.float64]  # [d + 1] sum of the whole float32 row: the law is row / mass
+    recovered_token_ids: IntArray | None  # [d] from norm([target - proposal]+), by target_uniforms[:d]
+    plain_token_ids: IntArray | None  # [d + 1] from the target row, by target_uniforms
+    cached_len: int  # committed + draft tokens now in the replica's cache
+    cost: CallCost = field(default_factory=CallCost)
+
+    @property
+    def is_wide(self) -> bool:
+        return self.recovered_token_ids is not None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What a drafter is, for checks at start-up."""
+
+    name: str
+    vocab_size: int  # ids ≥ this never occur
+    max_model_len: int
+    max_draft_tokens: int
+    reveal_orders: tuple[str, ...]  # supported; deterministic drafters support all (order means nothing to them)
+    is_deterministic: bool  # proposals are one-hot whatever the temperature
+    reports_true_proposals: bool  # trap 3: what it reports is what it draws from
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierInfo:
+    """What a verifier is, for checks at start-up and limits per request."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What one round did and took; durations in seconds."""
+
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    draft: CallCost
+    verify: CallCost
+    decide_s: float  # choose + accept + commit: router arithmetic
+    wall_s: float
+    degraded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A request's deviation from the target, computed exactly on the rows, and what its rounds did.
+
+    Per reached position: TV and KL (nats) between the law really sampled and the target's law. KL is infinite where
+    the proposal leaves a truncated target's support; such positions are counted in `num_infinite_kl` and `mean_kl` is
+    then None. Token counts cover kept tokens only (nothing after EOS, a stop string or max_tokens).
+    """
+
+    tier: str
+    config: DecodeConfig
+    num_rounds: int
+    num_draft_tokens: int  # verified draft tokens
+    num_accepted_tokens: int  # kept accepted draft tokens; bonus and recovered excluded
+    acceptance_histogram: tuple[int, ...]  # [j] = rounds that kept j accepted draft tokens
+    num_tokens: int
+    mean_tv: float
+    max_tv: float
+    total_tv: float
+    mean_kl: float | None
+    num_infinite_kl: int
+    exact: bool  # the law sampled is the target's at every position
+    degraded: bool  # some rounds ran without the drafter because it failed
+    verifier_rebuilds: int  # times the session was rebuilt on a verifier from committed tokens
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Kept tokens per round, recovered or bonus token included, as vLLM counts it."""
+        return self.num_tokens / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """What one round adds to the answer. The last chunk, and only it, has `finish_reason` and `receipt`."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str | None = None  # "stop" | "length"
+    receipt: Receipt | None = None
+    rounds: tuple[RoundRecord, ...] = ()
