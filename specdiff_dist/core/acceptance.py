@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdiff_dist.core import sampling
 from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, lookup, token_keys
 from specdiff_dist.core.rules import Rule, accept_ratios, law_divergence
-from specdiff_dist.core.sampling import count_accepted, draw_index
 from specdiff_dist.errors import InvalidRows
 from specdiff_dist.types import TargetRows
 
@@ -62,7 +62,7 @@ def accept(
         raise InvalidRows("a draft token has probability 0 in its own proposal")
     target_at_token = lookup(target.rows, target_probs, tokens)
 
-    num_accepted = count_accepted(accept_ratios(rule, target_at_token, draft_at_token), accept_uniforms)
+    num_accepted = sampling.count_accepted(accept_ratios(rule, target_at_token, draft_at_token), accept_uniforms)
     if num_accepted == num_draft:
         last = _bonus(target, target_probs, num_draft, target_uniforms)
     else:
@@ -86,7 +86,7 @@ def _bonus(target: TargetRows, target_probs: FloatArray, position: int, uniforms
     if target.plain_token_ids is not None:
         return int(target.plain_token_ids[position])
     ids, row = _row(target.rows, target_probs, position)
-    return int(ids[draw_index(row, float(uniforms[position]))])
+    return int(ids[sampling.draw_index(row, float(uniforms[position]))])
 
 
 def _recovered(
@@ -101,7 +101,7 @@ def _recovered(
         return int(target.recovered_token_ids[position])
     ids, row = _row(target.rows, target_probs, position)
     draft_ids, draft_row = _row(proposals, draft_probs, position)
-    return int(ids[draw_index(residual(ids, row, draft_ids, draft_row), float(uniforms[position]))])
+    return int(ids[sampling.draw_index(residual(ids, row, draft_ids, draft_row), float(uniforms[position]))])
 
 
 def residual(

@@ -1,0 +1,135 @@
+"""One request's decoding state, kept by the caller of the roles: any replica can be rebuilt from it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from specdiff_dist.config import DecodeConfig
+from specdiff_dist.core.acceptance import Acceptance
+from specdiff_dist.core.exactness import is_exact
+from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
+from specdiff_dist.errors import InvalidRequest
+from specdiff_dist.types import (
+    DrafterInfo, GenerateRequest, PrefixStatement, Receipt, SamplingParams, VerifierInfo, prefix_crc,
+)  # fmt: skip
+
+
+class Session:
+    """Committed tokens, what each replica is believed to cache of them, and the running receipt."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        config: DecodeConfig,
+        tier: str,
+        verifier: VerifierInfo,
+        drafter: DrafterInfo | None,
+        detokenizer: Detokenizer | None,
+    ) -> None:
+        num_prompt = len(request.prompt_token_ids)
+        if num_prompt + request.max_tokens > verifier.max_model_len:
+            raise InvalidRequest(
+                f"This model's maximum context length is {verifier.max_model_len} tokens, but {num_prompt} prompt tokens "
+                f"+ {request.max_tokens} max_tokens were asked for; shorten the prompt or lower max_tokens",
+                param="max_tokens",
+            )
+        if max(request.prompt_token_ids) >= verifier.vocab_size or min(request.prompt_token_ids) < 0:
+            raise InvalidRequest(f"prompt token ids must be in [0, {verifier.vocab_size})", param="prompt")
+        self.request, self.config, self.tier = request, config, tier
+        self.monitor = StopMonitor(request, verifier.eos_token_ids, detokenizer)
+        self._tokens = np.zeros(num_prompt + request.max_tokens, np.int32)  # committed, prompt first
+        self._tokens[:num_prompt] = request.prompt_token_ids
+        self.num_committed = num_prompt
+        self.vocab_size = verifier.vocab_size
+        self.round_index = 0
+        self.drafter_cached = self.verifier_cached = 0  # committed tokens the replicas are believed to cache
+        self.degraded = False
+        self.verifier_rebuilds = 0
+        greedy = request.sampling.is_greedy
+        self._exact = is_exact(config, drafter, greedy_draft=greedy)
+        # Greedy requests are drafted greedily: a sampled draft could only be accepted less.
+        temperature = config.draft_temperature if config.draft_temperature is not None and not greedy else None
+        self.draft_sampling = SamplingParams(
+            request.sampling.temperature if temperature is None else temperature,
+            request.sampling.top_k,
+            request.sampling.top_p,
+        )
+        self._num_drafted = self._num_accepted = 0
+        self._histogram: list[int] = []
+        self._tv_sum = self._tv_max = self._kl_sum = 0.0
+        self._num_infinite_kl = 0
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.monitor.finish_reason
+
+    @property
+    def num_tokens_left(self) -> int:
+        return self.request.max_tokens - self.monitor.num_tokens
+
+    def state_prefix(self, cached_len: int) -> PrefixStatement:
+        """States the committed prefix to a replica believed to cache `cached_len` of it. The anchor is always new."""
+        cached_len = min(cached_len, self.num_committed - 1)
+        return PrefixStatement(
+            self.request.request_id,
+            self.round_index,
+            cached_len,
+            prefix_crc(self._tokens[:cached_len]),
+            self._tokens[cached_len : self.num_committed].copy(),
+        )
+
+    def commit(self, outcome: Acceptance, num_verified: int) -> tuple[tuple[int, ...], str]:
+        """Appends a round's tokens up to a stop; returns the kept ones and the text to show.
+
+        The verifier caches everything it was sent; valid are the committed tokens and the accepted drafts.
+        """
+        self.verifier_cached = self.num_committed + outcome.num_accepted
+        kept: list[int] = []
+        text = ""
+        for token in outcome.token_ids.tolist():
+            kept.append(token)
+            text += self.monitor.push(token)
+            if self.finish_reason is not None:
+                break
+        self._tokens[self.num_committed : self.num_committed + len(kept)] = kept
+        self.num_committed += len(kept)
+        self.round_index += 1
+        self._count(outcome, num_verified, len(kept))
+        return tuple(kept), text
+
+    def _count(self, outcome: Acceptance, num_verified: int, num_kept: int) -> None:
+        num_accepted = min(outcome.num_accepted, num_kept)
+        self._num_drafted += num_verified
+        self._num_accepted += num_accepted
+        self._histogram.extend([0] * (num_accepted + 1 - len(self._histogram)))
+        self._histogram[num_accepted] += 1
+        tv, kl = outcome.tv[:num_kept], outcome.kl[:num_kept]
+        finite = np.isfinite(kl)
+        self._tv_sum += float(tv.sum())
+        self._tv_max = max(self._tv_max, float(tv.max()))
+        self._kl_sum += float(kl[finite].sum())
+        self._num_infinite_kl += int((~finite).sum())
+
+    def receipt(self) -> Receipt:
+        """The deviation and the counts so far."""
+        num_tokens = self.monitor.num_tokens
+        per_token = 1.0 / num_tokens if num_tokens else math.nan
+        return Receipt(
+            tier=self.tier,
+            config=self.config,
+            num_rounds=self.round_index,
+            num_draft_tokens=self._num_drafted,
+            num_accepted_tokens=self._num_accepted,
+            acceptance_histogram=tuple(self._histogram),
+            num_tokens=num_tokens,
+            mean_tv=self._tv_sum * per_token,
+            max_tv=self._tv_max,
+            total_tv=self._tv_sum,
+            mean_kl=None if self._num_infinite_kl else self._kl_sum * per_token,
+            num_infinite_kl=self._num_infinite_kl,
+            exact=self._exact,
+            degraded=self.degraded,
+            verifier_rebuilds=self.verifier_rebuilds,
+        )

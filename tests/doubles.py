@@ -1,0 +1,236 @@
+"""Test doubles behind the same seams as the real engines: small tables instead of networks.
+
+They keep the real prefix protocol (SessionTable), so a loop that works on them has stated its prefixes correctly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdiff_dist.core import sampling
+from specdiff_dist.core.acceptance import residual
+from specdiff_dist.core.rows import SparseRows
+from specdiff_dist.errors import InvalidRequest, InvalidRows
+from specdiff_dist.session_prefix import SessionTable
+from specdiff_dist.types import (
+    CallCost, DraftBlock, DraftCall, DrafterInfo, GenerateRequest, SamplingParams, TargetRows, VerifierInfo, VerifyCall,
+)  # fmt: skip
+
+Logits = Callable[[tuple[int, ...]], np.ndarray]  # prefix -> float32 [vocab_size]
+
+
+def random_table(vocab_size: int, seed: int = 0, *, sharpness: float = 1.5, order: int | None = None) -> Logits:
+    """Fixed pseudo-random float32 logits per prefix (of its last `order` tokens, if given)."""
+    memory: dict[tuple[int, ...], np.ndarray] = {}
+
+    def logits(prefix: tuple[int, ...]) -> np.ndarray:
+        key = prefix if order is None else prefix[-order:]
+        if key not in memory:
+            rng = np.random.default_rng([seed, len(key), *key])
+            memory[key] = (sharpness * rng.standard_normal(vocab_size)).astype(np.float32)
+        return memory[key]
+
+    return logits
+
+
+def processed_probs(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
+    """float32 [vocab_size]: temperature, top-k, top-p, by the plainest code possible."""
+    if sampling.is_greedy:
+        return np.eye(len(logits), dtype=np.float32)[int(np.argmax(logits))]
+    scaled = logits.astype(np.float64) / sampling.temperature
+    if 0 < sampling.top_k < len(logits):
+        scaled = np.where(scaled < np.sort(scaled)[-sampling.top_k], -np.inf, scaled)
+    probs = np.exp(scaled - scaled.max())
+    probs /= probs.sum()
+    if sampling.top_p < 1.0:
+        order = np.argsort(-probs, kind="stable")
+        before = np.cumsum(probs[order]) - probs[order]
+        probs[order[before >= sampling.top_p]] = 0.0
+        probs /= probs.sum()
+    return probs.astype(np.float32)
+
+
+class TableVerifier:
+    """A VerifierEngine over a table. `wide` forces wide replies, whatever the support."""
+
+    def __init__(
+        self,
+        logits: Logits,
+        vocab_size: int,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        max_model_len: int = 4096,
+        max_sessions: int = 64,
+        wide: bool = False,
+    ) -> None:
+        self.info = VerifierInfo("table", vocab_size, max_model_len, eos_token_ids, "float32")
+        self.calls: list[VerifyCall] = []
+        self._logits, self._wide = logits, wide
+        self._sessions: SessionTable[None] = SessionTable(lambda: None, max_sessions=max_sessions)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def cached_len(self, session_id: str) -> int:
+        return self._sessions.get(session_id).cached_len
+
+    def verify(self, call: VerifyCall) -> TargetRows:
+        self.calls.append(call)
+        session = self._sessions.get(call.prefix.session_id)
+        if call.prefix.num_committed + len(call.draft_token_ids) > self.info.max_model_len:
+            raise InvalidRequest("over the context length")
+        session.agree(call.prefix)
+        session.extend(np.concatenate([call.prefix.new_token_ids, call.draft_token_ids]))
+        tokens = tuple(session.token_ids.tolist())
+        first = call.prefix.num_committed
+        logits = [self._logits(tokens[: first + i]) for i in range(len(call.draft_token_ids) + 1)]
+        if not all(np.all(np.isfinite(row)) for row in logits):
+            raise InvalidRows("the verifier's logits are not finite")
+        rows = [processed_probs(row, call.sampling) for row in logits]
+        mass = np.array([row.astype(np.float64).sum() for row in rows])
+        cost = CallCost(forward_s=1e-6, num_forwards=1)
+        if not self._wide:
+            everything = np.arange(self.info.vocab_size)
+            return TargetRows(
+                SparseRows.from_rows([(everything, row) for row in rows]), mass, None, None, session.cached_len, cost
+            )
+        return wide_rows(rows, mass, call, session.cached_len, cost)
+
+    def release(self, session_id: str) -> None:
+        self._sessions.drop(session_id)
+
+
+def wide_rows(
+    rows: list[np.ndarray], mass: np.ndarray, call: VerifyCall, cached_len: int, cost: CallCost
+) -> TargetRows:
+    """A wide reply from whole rows (float32 [vocab_size] each), by the plainest code possible."""
+    proposals = call.proposals
+    if proposals is None:
+        raise InvalidRequest("wide target rows need the proposals")
+    everything = np.arange(len(rows[0]), dtype=np.int32)
+    draft_probs = proposals.normalised()
+    on_support = np.concatenate(
+        [rows[i][proposals.row(i)[0]] for i in range(proposals.num_rows)] or [np.zeros(0, np.float32)]
+    )
+    recovered, plain = [], []
+    for i, row in enumerate(rows):
+        law = row.astype(np.float64) / mass[i]
+        plain.append(sampling.draw_index(law, float(call.target_uniforms[i])))
+        if i < proposals.num_rows:
+            start, stop = proposals.row_splits[i], proposals.row_splits[i + 1]
+            left = residual(everything, law, proposals.token_ids[start:stop], draft_probs[start:stop])
+            recovered.append(sampling.draw_index(left, float(call.target_uniforms[i])))
+    return TargetRows(
+        SparseRows(proposals.row_splits, proposals.token_ids, on_support.astype(np.float32)),
+        mass, np.array(recovered, np.int32), np.array(plain, np.int32), cached_len, cost,
+    )  # fmt: skip
+
+
+class Direct:
+    """Roles over engines without a thread or an event loop: nothing ever suspends."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    async def info(self) -> Any:
+        return self._engine.info
+
+    async def draft(self, call: Any) -> Any:
+        return self._engine.draft(call)
+
+    async def verify(self, call: Any) -> Any:
+        return self._engine.verify(call)
+
+    async def release(self, session_id: str) -> None:
+        self._engine.release(session_id)
+
+
+class ScriptedDrafter:
+    """A DrafterEngine whose tokens a plain function of the committed prefix decides: one-hot, deterministic."""
+
+    def __init__(
+        self,
+        script: Callable[[tuple[int, ...], int], Sequence[int]],
+        vocab_size: int,
+        *,
+        max_model_len: int = 4096,
+        max_draft_tokens: int = 64,
+        max_sessions: int = 64,
+    ) -> None:
+        self.info = DrafterInfo(
+            "scripted", vocab_size, max_model_len, max_draft_tokens,
+            ("left_to_right", "max_prob", "token_prob", "entropy"), is_deterministic=True, reports_true_proposals=True,
+        )  # fmt: skip
+        self.calls: list[DraftCall] = []
+        self._script = script
+        self._sessions: SessionTable[None] = SessionTable(lambda: None, max_sessions=max_sessions)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def cached_len(self, session_id: str) -> int:
+        return self._sessions.get(session_id).cached_len
+
+    def draft(self, call: DraftCall) -> DraftBlock:
+        self.calls.append(call)
+        session = self._sessions.get(call.prefix.session_id)
+        session.agree(call.prefix)
+        prefix = (*session.token_ids.tolist(), *call.prefix.new_token_ids.tolist())
+        session.extend(call.prefix.new_token_ids[:-1])  # the anchor is never cached
+        tokens = np.array(list(self._script(prefix, call.num_draft_tokens)), np.int32)
+        ones = np.ones(len(tokens), np.float32)
+        return DraftBlock(tokens, SparseRows.one_hot(tokens), ones, ones, session.cached_len, CallCost(1e-6))
+
+    def release(self, session_id: str) -> None:
+        self._sessions.drop(session_id)
+
+
+def greedy_script(logits: Logits) -> Callable[[tuple[int, ...], int], list[int]]:
+    """The drafter that is the target itself: its own greedy continuation."""
+
+    def script(prefix: tuple[int, ...], num_tokens: int) -> list[int]:
+        tokens = list(prefix)
+        for _ in range(num_tokens):
+            tokens.append(int(np.argmax(logits(tuple(tokens)))))
+        return tokens[len(prefix) :]
+
+    return script
+
+
+def make_request(
+    prompt: Sequence[int] = (1,),
+    *,
+    max_tokens: int = 16,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+    stop_token_ids: tuple[int, ...] = (),
+    ignore_eos: bool = False,
+    request_id: str = "request",
+) -> GenerateRequest:
+    """A request with test defaults."""
+    sampling = SamplingParams(temperature, top_k, top_p)
+    return GenerateRequest(request_id, tuple(prompt), sampling, seed, max_tokens, stop, stop_token_ids, ignore_eos)
+
+
+def plain_greedy(logits: Logits, prompt: Sequence[int], max_tokens: int, eos: tuple[int, ...] = ()) -> list[int]:
+    """What the verifier alone would say, by the shortest code possible."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(int(np.argmax(logits(tuple(tokens)))))
+        if tokens[-1] in eos:
+            break
+    return tokens[len(prompt) :]
+
+
+__all__ = [
+    "Direct", "Logits", "ScriptedDrafter", "TableVerifier", "greedy_script", "make_request", "plain_greedy",
+    "processed_probs", "random_table", "wide_rows",
+]  # fmt: skip
