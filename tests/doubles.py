@@ -13,6 +13,7 @@ import numpy as np
 from specdiff_dist.core import sampling
 from specdiff_dist.core.acceptance import residual
 from specdiff_dist.core.rows import SparseRows
+from specdiff_dist.drafters.denoise import Predict, Prediction, denoise
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.session_prefix import SessionTable
 from specdiff_dist.types import (
@@ -190,6 +191,60 @@ class ScriptedDrafter:
         self._sessions.drop(session_id)
 
 
+class TableDrafter:
+    """A DrafterEngine over a table of logits per (prefix, block so far, position); the real denoising loop on top.
+
+    Its rows depend on everything already revealed, to the left and to the right, as a masked diffusion model's do.
+    `dishonest` breaks trap 3: it reports its rows at half the temperature it draws at.
+    """
+
+    def __init__(self, vocab_size: int, seed: int = 1, *, sharpness: float = 1.5, dishonest: bool = False) -> None:
+        self.info = DrafterInfo(
+            "table", vocab_size, 4096, 64, ("left_to_right", "max_prob", "token_prob", "entropy"),
+            is_deterministic=False, reports_true_proposals=not dishonest,
+        )  # fmt: skip
+        self._table = random_table(vocab_size, seed, sharpness=sharpness)
+        self._vocab_size, self._dishonest = vocab_size, dishonest
+        self._sessions: SessionTable[None] = SessionTable(lambda: None, max_sessions=64)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def draft(self, call: DraftCall) -> DraftBlock:
+        session = self._sessions.get(call.prefix.session_id)
+        session.agree(call.prefix)
+        prefix = (*session.token_ids.tolist(), *call.prefix.new_token_ids.tolist())
+        session.extend(call.prefix.new_token_ids[:-1])
+        tokens, rows, confidences, max_probs = denoise(
+            self._predict(prefix, call.sampling, call), call.num_draft_tokens, call.effort, call.sampling,
+            call.draft_top_k, call.seed, len(prefix) - 1,
+        )  # fmt: skip
+        if self._dishonest:  # reports the rows at another temperature than it drew from
+            sharper = SparseRows(rows.row_splits, rows.token_ids, rows.probs**2)
+            rows = SparseRows(rows.row_splits, rows.token_ids, sharper.normalised().astype(np.float32))
+        return DraftBlock(tokens, rows, confidences, max_probs, session.cached_len, CallCost(1e-6))
+
+    def _predict(self, prefix: tuple[int, ...], sampling: SamplingParams, call: DraftCall) -> Predict:
+        def predict(block: np.ndarray, positions: np.ndarray) -> Prediction:
+            rows, largest, entropies = [], [], []
+            for position in positions.tolist():
+                key = (len(prefix), *prefix, *(block + 1).tolist(), position)
+                logits = self._table(key)
+                probs = processed_probs(logits, sampling)
+                keep = np.argsort(-probs, kind="stable")[: call.draft_top_k]
+                rows.append((keep, probs[keep] / probs[keep].sum()))
+                raw = processed_probs(logits, SamplingParams(1.0)).astype(np.float64)
+                largest.append(raw.max())
+                entropies.append(-(raw * np.log(raw)).sum())
+            return Prediction(SparseRows.from_rows(rows), np.float32(largest), np.float32(entropies))
+
+        return predict
+
+    def release(self, session_id: str) -> None:
+        self._sessions.drop(session_id)
+
+
 def greedy_script(logits: Logits) -> Callable[[tuple[int, ...], int], list[int]]:
     """The drafter that is the target itself: its own greedy continuation."""
 
@@ -231,6 +286,6 @@ def plain_greedy(logits: Logits, prompt: Sequence[int], max_tokens: int, eos: tu
 
 
 __all__ = [
-    "Direct", "Logits", "ScriptedDrafter", "TableVerifier", "greedy_script", "make_request", "plain_greedy",
+    "Direct", "Logits", "ScriptedDrafter", "TableDrafter", "TableVerifier", "greedy_script", "make_request", "plain_greedy",
     "processed_probs", "random_table", "wide_rows",
 ]  # fmt: skip

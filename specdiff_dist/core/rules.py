@@ -57,7 +57,7 @@ def law_divergence(
     KL is inf where q leaves a truncated target's support.
     """
     leniency = rule.leniency
-    if leniency == 0.0:
+    if leniency == 0.0 or num_rows == 0:  # (bincount of nothing would be integers)
         return np.zeros(num_rows), np.zeros(num_rows)
     excess = np.maximum(draft_probs - target_on_support, 0.0)
     tv = leniency * np.bincount(row_index, weights=excess, minlength=num_rows)

@@ -5,7 +5,7 @@ It runs unchanged in the router, in-process, in tests and in benchmarks; who the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from time import perf_counter
 
 import numpy as np
@@ -34,7 +34,7 @@ async def decode(
     *,
     tier: str,
     detokenizer: Detokenizer | None = None,
-) -> AsyncIterator[TokenChunk]:
+) -> AsyncGenerator[TokenChunk, None]:
     """Yields one chunk per round; the last has `finish_reason` and `receipt`. Releases both sessions however it ends.
 
     `tier` is only reported. `detokenizer` None: chunks carry token ids and no text (stop strings need one).

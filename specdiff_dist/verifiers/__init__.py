@@ -1,0 +1,48 @@
+"""Verifiers: the models whose law is the target. Imports torch only when one is loaded."""
+
+from __future__ import annotations
+
+from specdiff_dist.roles import VerifierEngine
+
+
+def load_verifier(
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    num_threads: int | None = None,
+    max_model_len: int | None = None,
+    max_sessions: int = 64,
+) -> VerifierEngine:
+    """Loads a verifier by model name (see `models.resolve`).
+
+    Args:
+        dtype: float32, bfloat16 or auto (bfloat16).
+        device: a torch device, or auto: CUDA where there is one.
+        num_threads: CPU threads of the whole process; None leaves them alone.
+        max_model_len: context limit below the model's own.
+        max_sessions: sessions that keep their KV cache; the least recently used is dropped above it.
+
+    Raises ModelUnavailable, InvalidConfig.
+    """
+    import torch
+
+    from specdiff_dist.models import resolve
+    from specdiff_dist.verifiers.causal_lm import CausalLMVerifier
+    from specdiff_dist.verifiers.transformers_forward import TransformersForward
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    folder = resolve(model)
+    forward = TransformersForward.load(folder.path, dtype=dtype, device=device)
+    forward.max_model_len = min(forward.max_model_len, folder.max_model_len)
+    return CausalLMVerifier(
+        forward,
+        name=folder.name,
+        eos_token_ids=folder.eos_token_ids,
+        max_model_len=max_model_len,
+        max_sessions=max_sessions,
+    )
+
+
+__all__ = ["load_verifier"]

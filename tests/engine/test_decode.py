@@ -31,9 +31,7 @@ def tokens_of(chunks: list[TokenChunk]) -> list[int]:
 def half_right_script(prefix: tuple[int, ...], num_tokens: int) -> list[int]:
     """The target's greedy continuation with errors that depend on the position: rejections at every block offset."""
     tokens = greedy_script(TABLE)(prefix, num_tokens)
-    return [
-        (token + 1) % VOCAB if (len(prefix) + i) * 2654435761 % 7 < 2 else token for i, token in enumerate(tokens)
-    ]
+    return [(token + 1) % VOCAB if (len(prefix) + i) * 2654435761 % 7 < 2 else token for i, token in enumerate(tokens)]
 
 
 @pytest.mark.parametrize("length", range(1, 9))

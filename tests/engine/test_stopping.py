@@ -8,7 +8,15 @@ from specdiff_dist.config import DecodeConfig, Static
 from specdiff_dist.engine import decode
 from specdiff_dist.engine.stopping import StopMonitor
 from specdiff_dist.types import TokenChunk
-from tests.doubles import Direct, ScriptedDrafter, TableVerifier, greedy_script, make_request, plain_greedy, random_table
+from tests.doubles import (
+    Direct,
+    ScriptedDrafter,
+    TableVerifier,
+    greedy_script,
+    make_request,
+    plain_greedy,
+    random_table,
+)
 
 EOS = 0
 

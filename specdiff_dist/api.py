@@ -1,0 +1,228 @@
+"""A drafter and a verifier in this process, behind one object.
+
+    with load_pair("smollm2-135m", drafter="diffusion") as pair:
+        completion = pair.generate("Why is the sky blue?", tier="balanced", max_tokens=64)
+        for chunk in pair.stream([{"role": "user", "content": "And at night?"}]):
+            print(chunk.text, end="")
+
+It runs the same round loop as the server (specdiff_dist/engine) over local roles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+from specdiff_dist.config import DEFAULT_TIER, TIERS, DecodeConfig
+from specdiff_dist.core.randomness import fresh_seed
+from specdiff_dist.engine import decode
+from specdiff_dist.errors import InvalidRequest
+from specdiff_dist.models import ModelFolder, resolve
+from specdiff_dist.quality import resolve_quality
+from specdiff_dist.receipts import usage_report
+from specdiff_dist.roles import DrafterEngine, VerifierEngine
+from specdiff_dist.text.tokenizer import Tokenizer
+from specdiff_dist.transport.local import LocalDrafter, LocalVerifier
+from specdiff_dist.types import GenerateRequest, Receipt, RoundRecord, SamplingParams, TokenChunk
+
+Prompt = str | Sequence[Mapping[str, Any]]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate`, `stream` and `astream`. What is left out comes from the model's defaults."""
+
+    tier: str  # "exact" (default), "high", "balanced", "fast", "turbo"
+    quality: Mapping[str, Any]  # overrides parts of the tier's configuration: the object of the HTTP field `quality`
+    temperature: float
+    top_k: int
+    top_p: float
+    max_tokens: int  # default: to the end of the context
+    seed: int  # default: a fresh one
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    raw: bool  # a str prompt is continued as it is instead of being put as a user's message
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. `token_ids` include the EOS token; `text` does not, nor a stop string."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: str  # "stop" | "length"
+    receipt: Receipt
+    rounds: tuple[RoundRecord, ...]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Token counts, named as OpenAI's."""
+        return usage_report(len(self.prompt_token_ids), len(self.token_ids))
+
+
+class Pair:
+    """A drafter (or none) and a verifier of one vocabulary. Made by `load_pair`; close it, or use it in a `with`."""
+
+    def __init__(
+        self, folder: ModelFolder, tokenizer: Tokenizer, drafter: DrafterEngine | None, verifier: VerifierEngine
+    ) -> None:
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.drafter = None if drafter is None else LocalDrafter(drafter)
+        self.verifier = LocalVerifier(verifier)
+        self._runner = asyncio.Runner()
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
+        """The whole answer. `prompt`: a user's message, or chat messages with `role` and `content`.
+
+        Raises InvalidRequest and InvalidConfig for what cannot be served; see `GenerateOptions`.
+        """
+        request, config, tier = self.prepare(prompt, **options)
+        return collect(request, list(self._run(request, config, tier)))
+
+    def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generator[TokenChunk, None, None]:
+        """The answer round by round; the last chunk carries `finish_reason` and `receipt`. Raises as `generate`."""
+        return self._run(*self.prepare(prompt, **options))
+
+    def astream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[TokenChunk, None]:
+        """`stream` for callers with an event loop of their own."""
+        return self._decode(*self.prepare(prompt, **options))
+
+    def prepare(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> tuple[GenerateRequest, DecodeConfig, str]:
+        """Request, configuration and tier that a prompt and options stand for. Raises as `generate`."""
+        token_ids = self.tokenize(prompt, raw=options.get("raw", False))
+        defaults = self.folder.default_sampling
+        stop = options.get("stop", ())
+        request = GenerateRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=tuple(token_ids),
+            sampling=SamplingParams(
+                options.get("temperature", defaults.temperature),
+                options.get("top_k", defaults.top_k),
+                options.get("top_p", defaults.top_p),
+            ),
+            seed=options.get("seed", fresh_seed()),
+            max_tokens=options.get("max_tokens", max(self.folder.max_model_len - len(token_ids), 1)),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            ignore_eos=options.get("ignore_eos", False),
+        )
+        tier, config = resolve_quality(
+            _quality(options.get("tier"), options.get("quality")),
+            default_tier=DEFAULT_TIER,
+            tiers=TIERS,
+            drafter=None if self.drafter is None else self.drafter.engine.info,
+            greedy_draft=request.sampling.is_greedy,
+        )
+        return request, config, tier
+
+    def tokenize(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """Token ids of a prompt: through the chat template, unless it is a str and `raw` or the model has none."""
+        if isinstance(prompt, str):
+            if raw or not self.tokenizer.has_chat_template:
+                return self.tokenizer.encode(prompt, add_special_tokens=True)
+            prompt = [{"role": "user", "content": prompt}]
+        if raw:
+            raise InvalidRequest("raw needs a text prompt; chat messages always go through the template", param="raw")
+        return self.tokenizer.apply_chat_template([dict(message) for message in prompt])
+
+    def close(self) -> None:
+        """Stops the threads of both models and the event loop behind `generate` and `stream`."""
+        self._runner.run(self._close_roles())
+        self._runner.close()
+
+    async def _close_roles(self) -> None:
+        await self.verifier.close()
+        if self.drafter is not None:
+            await self.drafter.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _decode(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> AsyncGenerator[TokenChunk, None]:
+        detokenizer = self.tokenizer.detokenizer(request.prompt_token_ids)
+        return decode(request, config, self.drafter, self.verifier, tier=tier, detokenizer=detokenizer)
+
+    def _run(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> Generator[TokenChunk, None, None]:
+        """Steps the asynchronous loop from synchronous code; closing the iterator early frees the session."""
+        chunks = self._decode(request, config, tier)
+        try:
+            while True:
+                chunk = self._runner.run(_next(chunks))
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            self._runner.run(chunks.aclose())
+
+
+def _quality(tier: str | None, overrides: Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+    """One `quality` value out of the two options."""
+    if overrides is None or tier is None:
+        return tier if overrides is None else overrides
+    if overrides.get("tier", tier) != tier:
+        raise InvalidRequest(
+            f"tier {tier!r} and quality.tier {overrides['tier']!r} contradict each other", param="tier"
+        )
+    return {**overrides, "tier": tier}
+
+
+async def _next(chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk | None:
+    return await anext(chunks, None)
+
+
+def collect(request: GenerateRequest, chunks: Sequence[TokenChunk]) -> Completion:
+    """The completion that a finished stream of chunks makes up."""
+    last = chunks[-1]
+    if last.finish_reason is None or last.receipt is None:
+        raise ValueError("the stream has not ended: its last chunk has no finish_reason")
+    return Completion(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        prompt_token_ids=request.prompt_token_ids,
+        finish_reason=last.finish_reason,
+        receipt=last.receipt,
+        rounds=tuple(record for chunk in chunks for record in chunk.rounds),
+    )
+
+
+def load_pair(
+    model: str = "smollm2-135m",
+    *,
+    drafter: str | None = "diffusion",
+    dtype: str = "auto",
+    device: str = "auto",
+    num_threads: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Pair:
+    """Loads a verifier and its drafter into this process.
+
+    Args:
+        model: a known name (`specdiff models`), a local folder or a hub id.
+        drafter: "diffusion", "prompt-lookup", a folder with weights, or None for plain decoding.
+        dtype: "auto", "float32", "bfloat16", "float16" of both models.
+        device: "auto", "cpu", "cuda", "cuda:1" …
+        num_threads: CPU threads of the models; None leaves PyTorch's choice.
+        progress: told in words what takes long: the first use of a model fetches and converts it.
+
+    Raises ModelUnavailable with the next step when weights cannot be had; InvalidConfig for unknown names.
+    """
+    from specdiff_dist.drafters import load_drafter  # torch: only the process that runs the models pays for it
+    from specdiff_dist.verifiers import load_verifier
+
+    folder = resolve(model, progress=progress)
+    verifier = load_verifier(model, dtype=dtype, device=device, num_threads=num_threads)
+    drafter_engine = (
+        None
+        if drafter is None
+        else load_drafter(drafter, verifier=model, dtype=dtype, device=device, num_threads=num_threads)
+    )
+    return Pair(folder, Tokenizer.load(folder.path), drafter_engine, verifier)

@@ -1,0 +1,276 @@
+"""The `specdiff` command.
+
+Answers and JSON go to stdout; progress, summaries and errors to stderr. Commands import what they need when they run, so
+that `specdiff --help` is instant.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+
+from specdiff_dist.errors import InvalidRequest, SpecdiffError
+
+if TYPE_CHECKING:
+    from specdiff_dist.api import Completion, GenerateOptions, Pair, Prompt
+    from specdiff_dist.models import ModelFolder
+
+app = typer.Typer(
+    name="specdiff",
+    help="Speculative diffusion decoding: a diffusion model drafts, an autoregressive model verifies.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(help="Measure the system on this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+stderr = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per answer, the last line of stdout.")]
+Model = Annotated[str, typer.Option(help="A known name (see `specdiff models`), a local folder or a hub id.")]
+DrafterName = Annotated[
+    str, typer.Option("--drafter", help="diffusion, prompt-lookup, none, or a folder with drafter weights.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16, for both models.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.", show_default="PyTorch's choice")]
+Tier = Annotated[str | None, typer.Option(help="exact, high, balanced, fast or turbo.", show_default="exact")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The user's message; - reads it from stdin.")] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(help='One JSON object per line, each with "prompt", "question" or "messages".', dir_okay=False),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only so many lines of --prompt-file.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw/--chat", help="Continue the text as it is, without chat template.")
+    ] = False,
+    tier: Tier = None,
+    quality: Annotated[
+        str | None, typer.Option(help="What the HTTP field `quality` takes, as JSON: '{\"effort\": 2}'.")
+    ] = None,
+    num_denoising_steps: Annotated[int | None, typer.Option(help="Diffusion effort K.", show_default="tier's")] = None,
+    speculative_length: Annotated[
+        int | None,
+        typer.Option("--speculative-length", "--block", help="Tokens to draft; 0 is plain.", show_default="tier's"),
+    ] = None,
+    leniency: Annotated[float | None, typer.Option(help="0 is exact, larger looser.", show_default="tier's")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default="model's")] = None,
+    top_k: Annotated[int | None, typer.Option(help="0 is off.", show_default="model's")] = None,
+    top_p: Annotated[float | None, typer.Option(show_default="model's")] = None,
+    max_tokens: Annotated[int | None, typer.Option(show_default="to the end of the context")] = None,
+    seed: Annotated[int | None, typer.Option(show_default="random")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
+    model: Model = "smollm2-135m",
+    drafter: DrafterName = "diffusion",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a prompt in this process, streaming the text."""
+    prompts = list(_prompts(prompt, prompt_file, limit))
+    options = _given(
+        tier=tier,
+        quality=_quality(quality, num_denoising_steps, speculative_length, leniency),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        stop=stop,
+        raw=raw or None,
+    )
+    with _loaded_pair(model, drafter, dtype, threads) as pair:
+        if as_json:
+            for item in track(prompts, "generating", console=stderr, disable=len(prompts) == 1, transient=True):
+                print(json.dumps(_report(pair.generate(item, **options))), flush=True)
+            return
+        for item in prompts:
+            _show(pair, item, options)
+
+
+@app.command()
+def models(
+    names: Annotated[list[str] | None, typer.Argument(help="Known names, folders or hub ids.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch and cache models (default: the embedded verifier), check them, and say where they are."""
+    from specdiff_dist.models import EMBEDDED_MODEL, resolve
+
+    found = []
+    for name in names or [EMBEDDED_MODEL]:
+        with stderr.status(f"preparing {escape(name)}"):
+            found.append(resolve(name, progress=_say))
+    if as_json:
+        print(json.dumps({"models": [_model_report(folder) for folder in found]}))
+        return
+    for report in map(_model_report, found):
+        size = f"{report['size_bytes'] / 1e6:.0f} MB"
+        print(f"{report['name']}: {report['state']}, context {report['max_model_len']}, {size}, {report['path']}")
+
+
+@bench_app.command("round")
+def bench_round(
+    prompt: Annotated[list[str] | None, typer.Option(help="Prompt; may be given several times.")] = None,
+    num_requests: Annotated[int, typer.Option(min=1, help="Requests, one at a time.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per request.")] = 64,
+    tier: Tier = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    through: Annotated[str, typer.Option(help="serve: the deployments on this machine; local: one process.")] = "serve",
+    model: Model = "smollm2-135m",
+    drafter: DrafterName = "diffusion",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Where a round's time goes: draft, verify, router arithmetic, wire, the rest (medians)."""
+    from specdiff_dist.bench import PROMPTS, split_rounds
+
+    options = _given(tier=tier, temperature=temperature, max_tokens=max_tokens, seed=0, ignore_eos=True)
+    texts = [(prompt or PROMPTS)[i % len(prompt or PROMPTS)] for i in range(num_requests)]
+    settings = {"model": model, "drafter": drafter, "dtype": dtype, "threads": threads}
+    answer = _through(through)(texts, options, **settings)
+    rounds = [record for records in track_requests(answer) for record in records]
+
+
+def main() -> None:
+    """Entry point: an error of ours is one line that says what to do, and exit code 2."""
+    try:
+        app()
+    except SpecdiffError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    stderr.print(f"[red]error:[/] {escape(message)}", soft_wrap=True)
+    sys.exit(2)
+
+
+def _prompts(prompt: str | None, prompt_file: Path | None, limit: int | None) -> Iterator[Prompt]:
+    """The prompts of the command line, of stdin or of a JSON-lines file."""
+    if (prompt is None) == (prompt_file is None):
+        raise InvalidRequest('give either a prompt (or - for stdin) or --prompt-file: specdiff generate "Hello"')
+    if prompt_file is None:
+        yield sys.stdin.read() if prompt == "-" else str(prompt)
+        return
+    try:
+        lines = prompt_file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {prompt_file}: {error.strerror}; check the path") from error
+    for number, line in list(enumerate(filter(str.strip, lines), 1))[:limit]:
+        yield _prompt_of(line, f"{prompt_file}, object {number}")
+
+
+def _prompt_of(line: str, where: str) -> Prompt:
+    try:
+        item = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"{where} is not JSON ({error.msg}); put one object on each line") from error
+    for key in ("messages", "prompt", "question"):
+        if isinstance(item, dict) and isinstance(item.get(key), list if key == "messages" else str):
+            return item[key]
+    raise InvalidRequest(f'{where} has no "prompt" or "question" text and no "messages" list')
+
+
+def _quality(
+    text: str | None, num_denoising_steps: int | None, speculative_length: int | None, leniency: float | None
+) -> dict[str, Any] | None:
+    """The `quality` object that --quality and its shorthands make up."""
+    quality: Any = {}
+    if text is not None:
+        try:
+            quality = json.loads(text)
+        except json.JSONDecodeError:
+            quality = {"tier": text}  # a bare tier name, as in the HTTP field
+        if isinstance(quality, str):
+            quality = {"tier": quality}
+        if not isinstance(quality, dict):
+            raise InvalidRequest("--quality takes a JSON object or a tier name", param="quality")
+    shorthands = _given(effort=num_denoising_steps, speculation=speculative_length, leniency=leniency)
+    for key in shorthands.keys() & quality.keys():
+        raise InvalidRequest(f"{key} is given twice: in --quality and by its own option; drop one", param="quality")
+    return {**quality, **shorthands} or None
+
+
+def _given(**options: Any) -> Any:
+    """Only the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@contextmanager
+def _loaded_pair(model: str, drafter: str, dtype: str, threads: int | None) -> Iterator[Pair]:
+    from specdiff_dist.api import load_pair
+
+    with stderr.status(f"loading {escape(model)}"):
+        pair = load_pair(
+            model, drafter=None if drafter == "none" else drafter, dtype=dtype, num_threads=threads, progress=_say
+        )
+    with pair:
+        yield pair
+
+
+def _say(message: str) -> None:
+    stderr.print(f"[dim]{escape(message)}[/]", soft_wrap=True)
+
+
+def _model_report(folder: ModelFolder) -> dict[str, Any]:
+    """The JSON of one model that is ready to be loaded."""
+    return {
+        "name": folder.name,
+        "state": "ready",
+        "path": str(folder.path),
+        "size_bytes": sum(file.stat().st_size for file in folder.path.iterdir() if file.is_file()),
+        "max_model_len": folder.max_model_len,
+        "eos_token_ids": folder.eos_token_ids,
+        "default_sampling": asdict(folder.default_sampling),
+        "has_chat_template": folder.has_chat_template,
+    }
+
+
+def _show(pair: Pair, prompt: Prompt, options: GenerateOptions) -> None:
+    """Streams one answer to stdout, then its receipt in a line to stderr."""
+    receipt = None
+    for chunk in pair.stream(prompt, **options):
+        print(chunk.text, end="", flush=True)
+        receipt = chunk.receipt
+    print()
+    if receipt is None:
+        return
+    law = "exact" if receipt.exact else f"mean TV {receipt.mean_tv:.4f}"
+    stderr.print(
+        f"[dim]{receipt.num_tokens} tokens in {receipt.num_rounds} rounds, "
+        f"{receipt.mean_acceptance_length:.2f} a round, tier {receipt.tier}, {law}"
+        f"{', degraded' if receipt.degraded else ''}[/]"
+    )
+
+
+def _report(completion: Completion) -> dict[str, Any]:
+    """The JSON of one answer; keys are part of the command's contract."""
+    from specdiff_dist.receipts import quality_report, speculative_decoding_metrics
+
+    return {
+        "text": completion.text,
+        "prompt_token_ids": completion.prompt_token_ids,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "usage": completion.usage,
+        "metrics": {"speculative_decoding": speculative_decoding_metrics(completion.receipt)},
+        "quality": quality_report(completion.receipt),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The diffusion drafter: sessions, denoising and truncation around the block model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specdiff_dist.config import REVEAL_ORDERS
+from specdiff_dist.core.rows import IntArray, SparseRows
+from specdiff_dist.drafters.block_model import BlockCache, BlockModel, BlockModelConfig
+from specdiff_dist.drafters.denoise import Prediction, denoise
+from specdiff_dist.drafters.linear import has_int8
+from specdiff_dist.drafters.truncation import truncated_rows
+from specdiff_dist.errors import InvalidConfig, InvalidRequest, InvalidRows, ModelUnavailable
+from specdiff_dist.session_prefix import SessionTable
+from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, SamplingParams
+from specdiff_dist.verifiers.device import pick_device
+from specdiff_dist.verifiers.folder import read_embeddings, real_vocab_size
+
+PREFILL_CHUNK = 512  # tokens per forward
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.qint8}
+
+
+class BlockDiffusionDrafter:
+    """A DrafterEngine around a BlockModel.
+
+    The new committed tokens (all but the anchor) and the block share the first forward; every further denoising step
+    runs the block alone. Proposals are truncated to `draft_top_k` tokens *before* they are drawn from. The law of a
+    proposal may depend on committed tokens, on how they arrived and on tokens revealed earlier: it is recorded as drawn.
+    """
+
+    def __init__(self, model: BlockModel, *, name: str, vocab_size: int | None = None, max_sessions: int = 64) -> None:
+        """`vocab_size`: ids ≥ this are never proposed (padding of the output matrix); default: all of the matrix."""
+        self._model = model
+        config = model.config
+        self._info = DrafterInfo(
+            name=name, vocab_size=min(vocab_size or config.vocab_size, config.vocab_size),
+            max_model_len=config.max_position_embeddings, max_draft_tokens=config.max_block_size,
+            reveal_orders=REVEAL_ORDERS, is_deterministic=False, reports_true_proposals=True,
+        )  # fmt: skip
+        self._sessions: SessionTable[BlockCache] = SessionTable(model.new_cache, max_sessions=max_sessions)
+
+    @staticmethod
+    def load(
+        folder: Path, *, name: str, verifier_folder: Path, dtype: str = "auto", device: str = "auto", max_sessions: int = 64
+    ) -> BlockDiffusionDrafter:
+        """Loads `config.json` and the one safetensors file of `folder`, and the verifier's embeddings.
+
+        dtype: float32, bfloat16, int8 (CPU) or auto: int8 on a CPU that runs it, else bfloat16.
+        Raises InvalidConfig when the weights were trained for another vocabulary or hidden size than the verifier's,
+        ModelUnavailable when files are missing or broken.
+        """
+        where = pick_device(device)
+        torch_dtype = _pick_dtype(dtype, where)
+        config = BlockModelConfig.read(folder)
+        embedding, output = read_embeddings(verifier_folder)
+        _check_fits(config, embedding, name=name, verifier=verifier_folder.name)
+        model = BlockModel(config, _load_weights(folder), embedding, output, dtype=torch_dtype, device=where)
+        return BlockDiffusionDrafter(
+            model, name=name, vocab_size=real_vocab_size(verifier_folder), max_sessions=max_sessions
+        )
+
+    @property
+    def info(self) -> DrafterInfo:
+        return self._info
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def draft(self, call: DraftCall) -> DraftBlock:
+        """See roles.Drafter. The block is cut to `info.max_draft_tokens` and to the end of the context."""
+        new_ids = call.prefix.new_token_ids
+        if len(new_ids) == 0:
+            raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
+        if new_ids.min() < 0 or new_ids.max() >= self._model.config.vocab_size:
+            raise InvalidRequest(f"token ids must be 0 … {self._model.config.vocab_size - 1}", param="new_token_ids")
+        anchor_position = call.prefix.num_committed - 1
+        num_tokens = min(
+            call.num_draft_tokens, self._info.max_draft_tokens, self._info.max_model_len - anchor_position
+        )  # the block's input positions are anchor_position … anchor_position + num_tokens - 1
+        session = self._sessions.get(call.prefix.session_id)
+        length = session.agree(call.prefix)
+        if num_tokens < 1:
+            return DraftBlock.empty(session.cached_len)
+
+        started = time.perf_counter()
+        try:
+            session.cache.crop(length)
+            predictor = _Predictor(self._model, session.cache, new_ids, self._info.vocab_size, call)
+            token_ids, proposals, confidences, max_probs = denoise(
+                predictor.predict, num_tokens, call.effort, call.sampling, call.draft_top_k, call.seed, anchor_position
+            )
+        except BaseException:  # the cache may disagree with the token ids now: let the caller rebuild it
+            self._sessions.drop(call.prefix.session_id)
+            raise
+        session.extend(new_ids[:-1])
+        cost = CallCost(forward_s=time.perf_counter() - started, num_forwards=predictor.num_forwards)
+        return DraftBlock(token_ids, proposals, confidences, max_probs, session.cached_len, cost)
+
+    def release(self, session_id: str) -> None:
+        self._sessions.drop(session_id)
+
+
+class _Predictor:
+    """`denoise`'s callback for one call: the first prediction also adds the new committed tokens to the cache."""
+
+    def __init__(
+        self, model: BlockModel, cache: BlockCache, new_ids: IntArray, vocab_size: int, call: DraftCall
+    ) -> None:
+        self._model, self._cache, self._vocab_size = model, cache, vocab_size
+        self._sampling, self._draft_top_k = call.sampling, call.draft_top_k
+        ids = torch.from_numpy(new_ids.astype(np.int64)).to(model.device)
+        self._pending, self._anchor = ids[:-1], ids[-1:]
+        self.num_forwards = 0
+
+    def predict(self, block: IntArray, positions: NDArray[np.int64]) -> Prediction:
+        """Block position j is fed the token before it, so output j is about block[j]; the block's last token is never an
+        input (positions to the left cannot see it, however early it is revealed)."""
+        device = self._model.device
+        while len(self._pending) > PREFILL_CHUNK:
+            self._forward(self._pending[:PREFILL_CHUNK], self._pending[:0])
+            self._pending = self._pending[PREFILL_CHUNK:]
+        known = torch.from_numpy(block[:-1].astype(np.int64)).to(device)
+        hidden = self._forward(self._pending, torch.cat([self._anchor, known]))
+        self._pending = self._pending[:0]
+        wanted = torch.from_numpy(positions).to(device)
+        logits = self._model.logits(hidden[wanted])[:, : self._vocab_size]
+        return predict_rows(logits, self._sampling, self._draft_top_k)
+
+    def _forward(self, causal_ids: Tensor, block_ids: Tensor) -> Tensor:
+        self.num_forwards += 1
+        return self._model.forward(self._cache, causal_ids, block_ids)
+
+
+def predict_rows(logits: Tensor, sampling: SamplingParams, draft_top_k: int) -> Prediction:
+    """Proposals from float32 logits [k, V]: the `draft_top_k` largest leave the device, the rest is truncation there.
+
+    `max_probs` is relative to the full softmax at temperature 1; `entropies` are those of the candidates alone.
+    Raises InvalidRows on NaN or infinite logits.
+    """
+    candidates = torch.topk(logits, min(draft_top_k, logits.shape[-1]), dim=-1)
+    log_totals = torch.logsumexp(logits, dim=-1).cpu().numpy()
+    values, ids = candidates.values.cpu().numpy(), candidates.indices.cpu().numpy()
+    if not np.all(np.isfinite(log_totals)) or not np.all(np.isfinite(values[:, 0])):
+        raise InvalidRows("the drafter's logits are NaN or infinite; its weights are broken")
+    log_probs = values.astype(np.float64) - log_totals[:, None]
+    probs = np.exp(log_probs)
+    entropies = -np.sum(probs * np.where(probs > 0, log_probs, 0.0), axis=1)
+    return Prediction(
+        truncated_rows(ids, values, sampling), probs[:, 0].astype(np.float32), entropies.astype(np.float32)
+    )
+
+
+def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.qint8 if device.type == "cpu" and has_int8() else torch.bfloat16
+    if dtype not in _DTYPES:
+        raise InvalidConfig(f"drafter dtype must be auto, {', '.join(_DTYPES)}, not {dtype!r}")
+    if dtype == "int8" and device.type != "cpu":
+        raise InvalidConfig(f"drafter dtype int8 runs on a CPU only, not on {device}; use bfloat16")
+    return _DTYPES[dtype]
+
+
+def _check_fits(config: BlockModelConfig, embedding: Tensor, *, name: str, verifier: str) -> None:
+    vocab_size, hidden_size = embedding.shape
+    for what, own, needed in (
+        ("vocabulary", config.vocab_size, vocab_size), ("hidden size", config.hidden_size, hidden_size),
+    ):  # fmt: skip
+        if own != needed:
+            raise InvalidConfig(
+                f"drafter {name!r} was trained for a {what} of {own}, but verifier {verifier!r} has {needed}; a diffusion "
+                "drafter fits one verifier (use drafter 'prompt-lookup' for any)"
+            )
+
+
+def _load_weights(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) != 1:
+        raise ModelUnavailable(f"{folder} should hold one safetensors file, not {len(files)}")
+    try:
+        return load_file(files[0])
+    except (OSError, SafetensorError) as error:
+        raise ModelUnavailable(f"cannot read {files[0]}: {error}") from error

@@ -1,0 +1,236 @@
+"""The draft network: a small Llama body whose last positions form a masked block that sees itself in both directions.
+
+Inputs: committed tokens, causal, KV-cached; then a block [anchor, token or mask, …]. A block position sees the whole
+prefix and the whole block; the output at block position j is about the token *after* it. Block rows are never kept in
+the cache, so a cached row depends on committed tokens to its left alone and stays valid whatever is rejected later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from specdiff_dist.drafters.linear import Linear, dense_linear, int8_linear
+from specdiff_dist.errors import InvalidConfig, ModelUnavailable
+from specdiff_dist.verifiers.folder import read_config
+
+MASK_ID = -1  # input id of a masked position
+
+
+@dataclass(frozen=True, slots=True)
+class BlockModelConfig:
+    """Shape of the network; read from the config.json of a drafter folder (Llama's keys)."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    max_block_size: int = 16  # longest block seen in training
+
+    @staticmethod
+    def read(folder: Path) -> BlockModelConfig:
+        """Raises ModelUnavailable when the file cannot be read, InvalidConfig when it describes something else."""
+        path, raw = folder / "config.json", read_config(folder)
+        rope = raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {})}
+        if rope.get("rope_type", "default") != "default" or raw.get("hidden_act", "silu") != "silu":
+            raise InvalidConfig(f"{path}: a block diffusion drafter has default rotary embeddings and silu")
+        if raw.get("attention_bias") or raw.get("mlp_bias"):
+            raise InvalidConfig(f"{path}: a block diffusion drafter has no biases")
+        try:
+            return BlockModelConfig(
+                vocab_size=raw["vocab_size"],
+                hidden_size=raw["hidden_size"],
+                intermediate_size=raw["intermediate_size"],
+                num_hidden_layers=raw["num_hidden_layers"],
+                num_attention_heads=raw["num_attention_heads"],
+                num_key_value_heads=raw["num_key_value_heads"],
+                head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+                rms_norm_eps=raw["rms_norm_eps"],
+                rope_theta=float(rope["rope_theta"]),
+                max_position_embeddings=raw["max_position_embeddings"],
+                max_block_size=raw.get("max_block_size", 16),
+            )
+        except (KeyError, TypeError) as error:
+            raise InvalidConfig(f"{path} lacks {error}; is it the config of a block diffusion drafter?") from error
+
+
+class BlockCache:
+    """Keys and values of one session's committed tokens, [layers, kv heads, capacity, head_dim]; grows by doubling."""
+
+    def __init__(self, config: BlockModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (config.num_hidden_layers, config.num_key_value_heads, 0, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    def reserve(self, length: int) -> None:
+        """Makes room for `length` tokens."""
+        capacity = self.keys.shape[2]
+        if length > capacity:
+            self.keys = self._grown(self.keys, max(length, 2 * capacity, 64))
+            self.values = self._grown(self.values, max(length, 2 * capacity, 64))
+
+    def crop(self, length: int) -> None:
+        """Forgets all but the first `length` tokens."""
+        self.length = min(self.length, length)
+
+    def _grown(self, old: Tensor, capacity: int) -> Tensor:
+        new = old.new_zeros((*old.shape[:2], capacity, old.shape[3]))
+        new[:, :, : self.length] = old[:, :, : self.length]
+        return new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    attention_output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class BlockModel:
+    """The network with its weights. Not thread-safe. `dtype`: torch.float32, torch.bfloat16 or torch.qint8 (int8 matrices
+    with float32 activations, CPU only)."""
+
+    def __init__(
+        self,
+        config: BlockModelConfig,
+        weights: dict[str, Tensor],
+        embedding: Tensor,
+        output: Tensor,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """weights: the tensors of drafter.safetensors; embedding, output: the verifier's [V, H]. Raises ModelUnavailable
+        when a tensor is missing or has another shape than `config` says."""
+        self.config, self.device = config, device
+        self.dtype = torch.float32 if dtype == torch.qint8 else dtype
+        make_linear = int8_linear if dtype == torch.qint8 else dense_linear
+        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+
+        def take(name: str, *shape: int) -> Tensor:
+            tensor = weights.get(name)
+            if tensor is None or tuple(tensor.shape) != shape:
+                found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+                raise ModelUnavailable(f"drafter weights: {name} is {found}, config.json wants {shape}")
+            return tensor.to(device=device, dtype=self.dtype)
+
+        def layer(index: int) -> _Layer:
+            at = f"model.layers.{index}."
+            q_size, kv_size, inner = heads * config.head_dim, kv_heads * config.head_dim, config.intermediate_size
+            qkv = [
+                take(f"{at}self_attn.{name}_proj.weight", size, hidden)
+                for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
+            ]
+            gate_up = [take(f"{at}mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
+            return _Layer(
+                input_norm=take(f"{at}input_layernorm.weight", hidden),
+                qkv=make_linear(torch.cat(qkv)),
+                attention_output=make_linear(take(f"{at}self_attn.o_proj.weight", hidden, q_size)),
+                mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
+                gate_up=make_linear(torch.cat(gate_up)),
+                down=make_linear(take(f"{at}mlp.down_proj.weight", hidden, inner)),
+            )
+
+        self._layers = [layer(index) for index in range(config.num_hidden_layers)]
+        self._norm = take("model.norm.weight", hidden)
+        self._mask_embedding = take("mask_embedding", hidden)
+        # Looked up a few rows at a time: half precision is kept for the table even where the arithmetic is float32.
+        self._embedding = embedding.to(device=device, dtype=torch.bfloat16 if dtype == torch.qint8 else self.dtype)
+        self._output = make_linear(output.to(device=device, dtype=self.dtype))
+        self._cos_sin = self._rotary_table(256)
+
+    def new_cache(self) -> BlockCache:
+        return BlockCache(self.config, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, cache: BlockCache, causal_ids: Tensor, block_ids: Tensor) -> Tensor:
+        """One pass over committed tokens (kept in the cache) and a block (not kept); either may be empty.
+
+        Args:
+            causal_ids: int64 [m]; block_ids: int64 [b], MASK_ID for masked positions; the block follows the m tokens.
+
+        Returns the normed hidden states of the block positions, [b, H].
+        """
+        start, num_causal, num_block = cache.length, len(causal_ids), len(block_ids)
+        num_rows = num_causal + num_block
+        end = start + num_rows
+        cache.reserve(end)
+        if end > len(self._cos_sin[0]):
+            self._cos_sin = self._rotary_table(2 * end)
+        cos, sin = (table[start:end, None] for table in self._cos_sin)
+        mask = self._attention_mask(start, num_causal, num_block)
+
+        x = self._embed(torch.cat([causal_ids, block_ids]))
+        for index, layer in enumerate(self._layers):
+            x = x + self._attend(layer, cache, index, self._normed(x, layer.input_norm), cos, sin, mask)
+            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + layer.down(silu(gate) * up)
+        cache.length = start + num_causal
+        return self._normed(x[num_causal:], self._norm)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [k, V] for hidden states [k, H]."""
+        return self._output(hidden).float()
+
+    def _attend(
+        self, layer: _Layer, cache: BlockCache, index: int, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        config, num_rows = self.config, len(x)
+        kv_heads, group = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+        qkv = layer.qkv(x).view(num_rows, -1, config.head_dim)
+        rotated = _rotate(qkv[:, : (group + 1) * kv_heads], cos, sin)
+        end = cache.length + num_rows
+        cache.keys[index, :, cache.length : end] = rotated[:, group * kv_heads :].transpose(0, 1)
+        cache.values[index, :, cache.length : end] = qkv[:, (group + 1) * kv_heads :].transpose(0, 1)
+        # Query heads that share a key head become further query rows: one attention per key head, nothing repeated.
+        query = rotated[:, : group * kv_heads].view(num_rows, kv_heads, group, config.head_dim)
+        query = query.permute(1, 2, 0, 3).reshape(1, kv_heads, group * num_rows, config.head_dim)
+        attended = scaled_dot_product_attention(
+            query, cache.keys[None, index, :, :end], cache.values[None, index, :, :end],
+            attn_mask=None if mask is None else mask.repeat(group, 1),
+        )  # fmt: skip
+        attended = attended.view(kv_heads, group, num_rows, config.head_dim).permute(2, 0, 1, 3)
+        return layer.attention_output(attended.reshape(num_rows, -1))
+
+    def _attention_mask(self, start: int, num_causal: int, num_block: int) -> Tensor | None:
+        """bool [m + b, start + m + b], true where a row may look; None where every row sees everything."""
+        if num_causal == 0 or (num_causal == 1 and num_block == 0):
+            return None
+        columns = torch.arange(start + num_causal + num_block, device=self.device)
+        last = start + torch.arange(num_causal + num_block, device=self.device)
+        last[num_causal:] = len(columns)
+        return columns <= last[:, None]
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        rows = self._embedding[ids.clamp(min=0)].to(self.dtype)
+        return torch.where((ids == MASK_ID)[:, None], self._mask_embedding, rows)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+
+    def _rotary_table(self, length: int) -> tuple[Tensor, Tensor]:
+        half = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32) / self.config.head_dim
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.config.rope_theta**-half)
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(self.device, self.dtype), angles.sin().to(self.device, self.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [rows, heads, head_dim]; cos, sin: [rows, 1, head_dim]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,249 @@
+"""The `quality` field: a tier name, or an object that starts from a tier and overrides parts of its configuration.
+
+    "fast"
+    {"tier": "balanced", "leniency": 0.05, "effort": 2, "speculation": {"policy": "static", "length": 6}}
+
+    tier               name of the row to start from
+    rule, leniency     "lossless" | "linear"; leniency 0 is exact, larger is looser
+    effort             denoising steps, or {num_denoising_steps, reveal_order, early_reveal}
+    speculation        length (0: off), policy name, or {policy, length, threshold, statistic};
+                       policies: "off", "static", "confidence_threshold"
+    draft_temperature  number (default: the request's own)
+    draft_top_k        tokens a proposal is truncated to before it is sampled from
+
+One language for requests, deployment settings and the command line. `null` means "not given"; unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from specdiff_dist.config import EARLY_REVEALS, REVEAL_ORDERS, DecodeConfig, Effort
+from specdiff_dist.core.exactness import check_exact
+from specdiff_dist.core.rules import Linear, Lossless, Rule
+from specdiff_dist.core.speculation import STATISTICS, ConfidenceThreshold, Off, Policy, Static
+from specdiff_dist.errors import InvalidConfig, InvalidRequest
+from specdiff_dist.types import DrafterInfo
+
+Built = TypeVar("Built")
+
+EXACT_TIER = "exact"  # the one tier whose name is a promise, whatever the table says
+RULES = ("lossless", "linear")
+POLICIES = ("off", "static", "confidence_threshold")
+
+_FIELDS = ("rule", "leniency", "effort", "speculation", "draft_temperature", "draft_top_k")
+_LATER_FIELDS = ("max_tv_per_token", "tv_budget")
+_POLICY_FIELDS = {
+    "off": (),
+    "static": ("length",),
+    "confidence_threshold": ("length", "threshold", "statistic"),
+}
+
+
+def resolve_quality(
+    value: str | Mapping[str, object] | None,
+    *,
+    default_tier: str,
+    tiers: Mapping[str, DecodeConfig],
+    drafter: DrafterInfo | None,
+    greedy_draft: bool = False,
+) -> tuple[str, DecodeConfig]:
+    """The tier and the configuration that a `quality` value means.
+
+    Args:
+        value: None means the default tier.
+        drafter: facts to check the configuration against; None when not known.
+        greedy_draft: drafts are greedy whatever the configuration says (temperature-0 requests).
+
+    Raises InvalidRequest with the JSON path in `param`; InexactConfig when the exact tier cannot keep its promise.
+    """
+    overrides: Mapping[str, object] = {}
+    name: object = value
+    if isinstance(value, Mapping):
+        name = value.get("tier")
+        overrides = {key: part for key, part in value.items() if key != "tier"}
+        if name is not None and not isinstance(name, str):
+            raise InvalidRequest("quality.tier must be a string", param="quality.tier")
+    if name is None:
+        name = default_tier
+    if not isinstance(name, str):
+        raise InvalidRequest("quality must be a tier name or an object", param="quality")
+    tier = check_tier(name, tiers, param="quality.tier" if isinstance(value, Mapping) else "quality")
+    config = apply_overrides(tiers[tier], overrides)
+    if drafter is not None and config != tiers[tier]:
+        _check_drafter_can(config, drafter)
+    if tier == EXACT_TIER:
+        check_exact(config, drafter, greedy_draft=greedy_draft)
+    return tier, config
+
+
+def check_tier(name: str, tiers: Iterable[str], *, param: str) -> str:
+    """`name` itself, or InvalidRequest listing the tiers there are."""
+    if name not in tiers:
+        raise InvalidRequest(f"unknown quality tier {_shown(name)}; the tiers are {', '.join(tiers)}", param=param)
+    return name
+
+
+def apply_overrides(base: DecodeConfig, overrides: Mapping[str, object], *, param: str = "quality") -> DecodeConfig:
+    """`base` with the given fields of a `quality` object (all but `tier`) replaced.
+
+    Raises InvalidRequest; its `param` is the JSON path below `param`.
+    """
+    for name in _LATER_FIELDS:
+        if overrides.get(name) is not None:
+            raise InvalidRequest(f"{param}.{name} is not supported yet; leave it out", param=f"{param}.{name}")
+    _check_keys(overrides, (*_FIELDS, *_LATER_FIELDS), param)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    config = base
+    if "rule" in given or "leniency" in given:
+        config = replace(config, rule=_rule(base.rule, given, param))
+    if "effort" in given:
+        config = replace(config, effort=_effort(base.effort, given["effort"], f"{param}.effort"))
+    if "speculation" in given:
+        config = replace(config, policy=_policy(base.policy, given["speculation"], f"{param}.speculation"))
+    if "draft_temperature" in given:
+        path = f"{param}.draft_temperature"
+        config = _checked(path, lambda: replace(config, draft_temperature=_number(given["draft_temperature"], path)))
+    if "draft_top_k" in given:
+        path = f"{param}.draft_top_k"
+        config = _checked(path, lambda: replace(config, draft_top_k=_integer(given["draft_top_k"], path)))
+    return config
+
+
+def _rule(base: Rule, given: Mapping[str, object], param: str) -> Rule:
+    leniency = _number(given["leniency"], f"{param}.leniency") if "leniency" in given else None
+    if "rule" in given:
+        name = _one_of(given["rule"], RULES, f"{param}.rule")
+    else:
+        name = "linear" if leniency or isinstance(base, Linear) else "lossless"
+    if name == "lossless":
+        if leniency:
+            raise InvalidRequest("the lossless rule has leniency 0; ask for rule 'linear'", param=f"{param}.leniency")
+        return Lossless()
+    return _checked(f"{param}.leniency", lambda: Linear(base.leniency if leniency is None else leniency))
+
+
+def _effort(base: Effort, value: object, param: str) -> Effort:
+    if not isinstance(value, Mapping):
+        steps = _integer(value, param, "an integer (denoising steps) or an object")
+        return _checked(param, lambda: replace(base, num_denoising_steps=steps))
+    _check_keys(value, ("num_denoising_steps", "reveal_order", "early_reveal"), param)
+    steps, order, early = base.num_denoising_steps, base.reveal_order, base.early_reveal
+    if value.get("num_denoising_steps") is not None:
+        steps = _integer(value["num_denoising_steps"], f"{param}.num_denoising_steps")
+    if value.get("reveal_order") is not None:
+        order = _one_of(value["reveal_order"], REVEAL_ORDERS, f"{param}.reveal_order")
+    if value.get("early_reveal") is not None:
+        early = _one_of(value["early_reveal"], EARLY_REVEALS, f"{param}.early_reveal")
+    return _checked(f"{param}.num_denoising_steps", lambda: Effort(steps, order, early))
+
+
+def _policy(base: Policy, value: object, param: str) -> Policy:
+    if isinstance(value, str):
+        value = {"policy": value}
+    elif not isinstance(value, Mapping):
+        length = _integer(value, param, "a length, a policy name or an object")
+        value = {"policy": "off"} if length == 0 else {"length": length}
+    _check_keys(value, ("policy", "length", "threshold", "statistic"), param)
+    given = {name: part for name, part in value.items() if part is not None}
+    name = _one_of(given.pop("policy", _policy_name(base)), POLICIES, f"{param}.policy")
+    for field in given:
+        if field not in _POLICY_FIELDS[name]:
+            raise InvalidRequest(f"policy {name!r} has no {field}", param=f"{param}.{field}")
+    if name == "off":
+        return Off()
+    if "length" in given:
+        length = _integer(given["length"], f"{param}.length")
+    elif isinstance(base, Off):
+        raise InvalidRequest(f"policy {name!r} needs a length", param=f"{param}.length")
+    else:
+        length = base.length
+    if name == "static":
+        return _checked(f"{param}.length", lambda: Static(length))
+    old = base if isinstance(base, ConfidenceThreshold) else None
+    if "threshold" in given:
+        threshold = _number(given["threshold"], f"{param}.threshold")
+    elif old is None:
+        raise InvalidRequest(f"policy {name!r} needs a threshold", param=f"{param}.threshold")
+    else:
+        threshold = old.threshold
+    statistic = old.statistic if old is not None else "max_prob"
+    if "statistic" in given:
+        statistic = _one_of(given["statistic"], STATISTICS, f"{param}.statistic")
+    return _checked(param, lambda: ConfidenceThreshold(threshold, length, statistic))
+
+
+def _policy_name(policy: Policy) -> str:
+    if isinstance(policy, Off):
+        return "off"
+    return "confidence_threshold" if isinstance(policy, ConfidenceThreshold) else "static"
+
+
+def _check_drafter_can(config: DecodeConfig, drafter: DrafterInfo) -> None:
+    """An override the drafter cannot follow is refused, not quietly bent."""
+    if isinstance(config.policy, Off):
+        return
+    if config.policy.length > drafter.max_draft_tokens:
+        raise InvalidRequest(
+            f"drafter {drafter.name!r} drafts at most {drafter.max_draft_tokens} tokens, not {config.policy.length}",
+            param="quality.speculation.length",
+        )
+    if config.effort.reveal_order not in drafter.reveal_orders:
+        raise InvalidRequest(
+            f"drafter {drafter.name!r} reveals in order {', '.join(drafter.reveal_orders)}, "
+            f"not {config.effort.reveal_order}",
+            param="quality.effort.reveal_order",
+        )
+
+
+def _checked(param: str, build: Callable[[], Built]) -> Built:
+    """Builds a self-checking value; what it objects to becomes an InvalidRequest at `param`."""
+    try:
+        return build()
+    except InvalidConfig as error:
+        raise InvalidRequest(str(error), param=param) from None
+
+
+def _check_keys(value: Mapping[str, object], known: Iterable[str], param: str) -> None:
+    for key in value:
+        if key not in known:
+            raise InvalidRequest(f"unknown field {_shown(key)} in {param}", param=param)
+
+
+def _number(value: object, param: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{param} must be a number", param=param)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidRequest(f"{param} must be a finite number", param=param)
+    return number
+
+
+def _integer(value: object, param: str, what: str = "an integer") -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{param} must be {what}", param=param)
+    return value
+
+
+def _string(value: object, param: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{param} must be a string", param=param)
+    return value
+
+
+def _one_of(value: object, names: tuple[str, ...], param: str) -> str:
+    if _string(value, param) not in names:
+        raise InvalidRequest(f"{param} must be one of {', '.join(names)}", param=param)
+    return str(value)
+
+
+def _shown(name: object) -> str:
+    """A caller's string, safe to print: ASCII, short."""
+    text = ascii(name)
+    return text if len(text) <= 64 else f"{text[:60]}...'"

@@ -1,0 +1,133 @@
+"""What a call and a reply must satisfy, whatever transport carried them.
+
+Calls are checked where they are received, with the replica's own limits; replies where they are received too. Wrong
+calls raise InvalidRequest, wrong rows InvalidRows, so that nothing malformed reaches a model or an acceptance rule.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from specdiff_dist.core.rows import SparseRows
+from specdiff_dist.errors import InvalidRequest, InvalidRows, SpecdiffError
+from specdiff_dist.types import (
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    PrefixStatement,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
+)
+
+MAX_SESSION_ID = 256  # characters
+MASS_TOLERANCE = 1e-2  # a softmax over 150k float32 numbers sums to 1 well within it
+
+
+def check_draft_call(call: DraftCall, info: DrafterInfo) -> None:
+    """Raises InvalidRequest."""
+    _check_prefix(call.prefix, info.vocab_size)
+    if not 1 <= call.num_draft_tokens <= info.max_draft_tokens:
+        raise InvalidRequest(f"num_draft_tokens must be 1 … {info.max_draft_tokens}, not {call.num_draft_tokens}")
+    if call.draft_top_k < 1:
+        raise InvalidRequest(f"draft_top_k must be positive, not {call.draft_top_k}")
+
+
+def check_verify_call(call: VerifyCall, info: VerifierInfo) -> None:
+    """Raises InvalidRequest, and InvalidRows for proposals that are no distributions."""
+    _check_prefix(call.prefix, info.vocab_size)
+    _check_array(call.draft_token_ids, np.int32, None, "draft_token_ids", InvalidRequest)
+    _check_ids(call.draft_token_ids, info.vocab_size, "draft_token_ids", InvalidRequest)
+    num_draft = len(call.draft_token_ids)
+    _check_array(call.target_uniforms, np.float64, num_draft + 1, "target_uniforms", InvalidRequest)
+    if not np.all((call.target_uniforms >= 0.0) & (call.target_uniforms < 1.0)):  # false for NaN
+        raise InvalidRequest("target_uniforms must be in [0, 1)")
+    if call.proposals is not None:
+        _check_distributions(call.proposals, num_draft, info.vocab_size, "proposal")
+    elif num_draft and call.sampling.may_be_wide:
+        raise InvalidRequest("these sampling parameters can give wide target rows: send the proposals")
+
+
+def check_draft_block(block: DraftBlock, call: DraftCall, info: DrafterInfo) -> None:
+    """Raises InvalidRows. Tokens without a proposal each are an error: never a silent change of rule."""
+    _check_array(block.token_ids, np.int32, None, "draft tokens", InvalidRows)
+    if block.num_tokens > call.num_draft_tokens:
+        raise InvalidRows(f"asked for {call.num_draft_tokens} draft tokens, got {block.num_tokens}")
+    _check_ids(block.token_ids, info.vocab_size, "draft tokens", InvalidRows)
+    _check_distributions(block.proposals, block.num_tokens, info.vocab_size, "proposal")
+    for values, what in ((block.confidences, "confidences"), (block.max_probs, "max_probs")):
+        _check_array(values, np.float32, block.num_tokens, what, InvalidRows)
+        if not np.all(np.isfinite(values)):
+            raise InvalidRows(f"{what}: NaN or infinite")
+
+
+def check_target_rows(target: TargetRows, call: VerifyCall, info: VerifierInfo) -> None:
+    """Raises InvalidRows."""
+    num_draft = len(call.draft_token_ids)
+    _check_array(target.row_mass, np.float64, num_draft + 1, "row_mass", InvalidRows)
+    if not np.all(np.abs(target.row_mass - 1.0) <= MASS_TOLERANCE):  # false for NaN
+        raise InvalidRows("a target row does not sum to 1")
+    if target.recovered_token_ids is None or target.plain_token_ids is None:
+        if target.recovered_token_ids is not target.plain_token_ids:
+            raise InvalidRows("wide target rows need both recovered and plain tokens")
+        _check_distributions(target.rows, num_draft + 1, info.vocab_size, "target row")
+        return
+    for ids, length, what in (
+        (target.recovered_token_ids, num_draft, "recovered tokens"),
+        (target.plain_token_ids, num_draft + 1, "plain tokens"),
+    ):
+        _check_array(ids, np.int32, length, what, InvalidRows)
+        _check_ids(ids, info.vocab_size, what, InvalidRows)
+    _check_on_support(target, call.proposals)
+
+
+def _check_on_support(target: TargetRows, proposals: SparseRows | None) -> None:
+    """Wide rows: the target on exactly the support that was sent, so sub-distributions, zeros allowed."""
+    rows = target.rows
+    proposals = SparseRows.from_rows([]) if proposals is None else proposals
+    _check_csr(rows, "target row")
+    if not np.array_equal(rows.row_splits, proposals.row_splits) or not np.array_equal(
+        rows.token_ids, proposals.token_ids
+    ):
+        raise InvalidRows("wide target rows are not on the proposals' support")
+    if len(rows.probs) != len(rows.token_ids) or not np.all(np.isfinite(rows.probs)) or np.any(rows.probs < 0):
+        raise InvalidRows("target row: NaN, infinite, negative or missing probability")
+    if np.any(rows.row_sums() > 1.0 + MASS_TOLERANCE):
+        raise InvalidRows("a target row's part sums to more than 1")
+
+
+def _check_prefix(prefix: PrefixStatement, vocab_size: int) -> None:
+    if not 1 <= len(prefix.session_id) <= MAX_SESSION_ID:
+        raise InvalidRequest(f"session_id must have 1 … {MAX_SESSION_ID} characters, not {len(prefix.session_id)}")
+    if prefix.prefix_len < 0 or prefix.round_index < 0:
+        raise InvalidRequest("prefix_len and round_index must not be negative")
+    _check_array(prefix.new_token_ids, np.int32, None, "new_token_ids", InvalidRequest)
+    if len(prefix.new_token_ids) == 0:
+        raise InvalidRequest("new_token_ids is empty; the anchor is always sent")
+    _check_ids(prefix.new_token_ids, vocab_size, "new_token_ids", InvalidRequest)
+
+
+def _check_distributions(rows: SparseRows, num_rows: int, vocab_size: int, what: str) -> None:
+    _check_csr(rows, what)
+    if rows.num_rows != num_rows:
+        raise InvalidRows(f"{num_rows} {what}s expected, got {rows.num_rows}")
+    rows.check(vocab_size=vocab_size, what=what)
+
+
+def _check_csr(rows: SparseRows, what: str) -> None:
+    _check_array(rows.row_splits, np.int64, None, f"{what} row_splits", InvalidRows)
+    _check_array(rows.token_ids, np.int32, None, f"{what} token_ids", InvalidRows)
+    _check_array(rows.probs, np.float32, None, f"{what} probs", InvalidRows)
+
+
+def _check_array(array: NDArray, dtype: DTypeLike, length: int | None, what: str, error: type[SpecdiffError]) -> None:
+    """One dimension, exactly this dtype (casting would change numbers without a word), and this length if given."""
+    if array.dtype != dtype or array.ndim != 1 or (length is not None and len(array) != length):
+        shape = "[n]" if length is None else f"[{length}]"
+        raise error(f"{what} must be {np.dtype(dtype)} {shape}, not {array.dtype} {list(array.shape)}")
+
+
+def _check_ids(ids: NDArray[np.integer], vocab_size: int, what: str, error: type[SpecdiffError]) -> None:
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise error(f"{what} must be token ids in [0, {vocab_size})")

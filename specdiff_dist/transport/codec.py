@@ -1,0 +1,341 @@
+"""Types <-> protobuf bytes, exact to the bit.
+
+Decoding trusts no length: a tensor's bytes must be what its dtype and shape say. What the values must satisfy beyond
+that is the business of checks.py. What is wrong with a call raises InvalidRequest, with a reply InvalidRows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from specdiff_dist.config import Effort
+from specdiff_dist.core.rows import SparseRows
+from specdiff_dist.errors import InvalidRequest, InvalidRows, SpecdiffError
+from specdiff_dist.pb import roles_pb2 as pb
+from specdiff_dist.types import (
+    CallCost,
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    PrefixStatement,
+    SamplingParams,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
+)
+
+MAX_DIMENSIONS = 4
+SEED_BYTES = 16  # randomness.uniforms keys on 128 bits
+
+_WIRE_DTYPES = {
+    pb.DTYPE_INT32: np.dtype("<i4"),
+    pb.DTYPE_INT64: np.dtype("<i8"),
+    pb.DTYPE_FLOAT32: np.dtype("<f4"),
+    pb.DTYPE_FLOAT64: np.dtype("<f8"),
+}
+_WIRE_CODES = {dtype.newbyteorder("="): code for code, dtype in _WIRE_DTYPES.items()}
+
+MessageT = TypeVar("MessageT", bound=Message)
+ValueT = TypeVar("ValueT")
+
+
+class _Malformed(Exception):
+    """Bytes that do not hold what they should; says what is wrong."""
+
+
+# Calls
+
+
+def encode_draft_call(call: DraftCall) -> bytes:
+    """Raises InvalidRequest when a number does not fit its field."""
+    return _encode(
+        lambda: pb.DraftRequest(
+            prefix=_prefix_to_pb(call.prefix),
+            num_draft_tokens=call.num_draft_tokens,
+            effort=pb.Effort(
+                num_denoising_steps=call.effort.num_denoising_steps,
+                reveal_order=call.effort.reveal_order,
+                early_reveal=call.effort.early_reveal,
+            ),
+            sampling=_sampling_to_pb(call.sampling),
+            draft_top_k=call.draft_top_k,
+            seed=(call.seed & (1 << 8 * SEED_BYTES) - 1).to_bytes(SEED_BYTES, "little"),
+        ),
+        InvalidRequest,
+    )
+
+
+def decode_draft_call(data: bytes) -> DraftCall:
+    """Raises InvalidRequest, or InvalidConfig for an unknown effort."""
+    return _decode(data, pb.DraftRequest, _draft_call_from_pb, InvalidRequest)
+
+
+def encode_verify_call(call: VerifyCall) -> bytes:
+    """Raises InvalidRequest when a number does not fit its field."""
+    return _encode(
+        lambda: pb.VerifyRequest(
+            prefix=_prefix_to_pb(call.prefix),
+            draft_token_ids=_tensor_to_pb(call.draft_token_ids),
+            sampling=_sampling_to_pb(call.sampling),
+            proposals=None if call.proposals is None else _rows_to_pb(call.proposals),
+            target_uniforms=_tensor_to_pb(call.target_uniforms),
+        ),
+        InvalidRequest,
+    )
+
+
+def decode_verify_call(data: bytes) -> VerifyCall:
+    """Raises InvalidRequest."""
+    return _decode(data, pb.VerifyRequest, _verify_call_from_pb, InvalidRequest)
+
+
+def encode_release(session_id: str) -> bytes:
+    return _encode(lambda: pb.ReleaseRequest(session_id=session_id), InvalidRequest)
+
+
+def decode_release(data: bytes) -> str:
+    """Raises InvalidRequest."""
+    return _decode(data, pb.ReleaseRequest, lambda message: message.session_id, InvalidRequest)
+
+
+# Replies
+
+
+def encode_draft_block(block: DraftBlock) -> bytes:
+    return _encode(
+        lambda: pb.DraftReply(
+            token_ids=_tensor_to_pb(block.token_ids),
+            proposals=_rows_to_pb(block.proposals),
+            confidences=_tensor_to_pb(block.confidences),
+            max_probs=_tensor_to_pb(block.max_probs),
+            cached_len=block.cached_len,
+            cost=_cost_to_pb(block.cost),
+        ),
+        InvalidRows,
+    )
+
+
+def decode_draft_block(data: bytes) -> DraftBlock:
+    """Raises InvalidRows."""
+    return _decode(data, pb.DraftReply, _draft_block_from_pb, InvalidRows)
+
+
+def encode_target_rows(target: TargetRows) -> bytes:
+    recovered, plain = target.recovered_token_ids, target.plain_token_ids
+    return _encode(
+        lambda: pb.VerifyReply(
+            rows=_rows_to_pb(target.rows),
+            row_mass=_tensor_to_pb(target.row_mass),
+            recovered_token_ids=None if recovered is None else _tensor_to_pb(recovered),
+            plain_token_ids=None if plain is None else _tensor_to_pb(plain),
+            cached_len=target.cached_len,
+            cost=_cost_to_pb(target.cost),
+        ),
+        InvalidRows,
+    )
+
+
+def decode_target_rows(data: bytes) -> TargetRows:
+    """Raises InvalidRows."""
+    return _decode(data, pb.VerifyReply, _target_rows_from_pb, InvalidRows)
+
+
+def encode_drafter_info(info: DrafterInfo) -> bytes:
+    return _encode(
+        lambda: pb.DrafterInfo(
+            name=info.name,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            max_draft_tokens=info.max_draft_tokens,
+            reveal_orders=info.reveal_orders,
+            is_deterministic=info.is_deterministic,
+            reports_true_proposals=info.reports_true_proposals,
+        ),
+        InvalidRows,
+    )
+
+
+def decode_drafter_info(data: bytes) -> DrafterInfo:
+    """Raises InvalidRows."""
+    return _decode(
+        data,
+        pb.DrafterInfo,
+        lambda message: DrafterInfo(
+            message.name, message.vocab_size, message.max_model_len, message.max_draft_tokens,
+            tuple(message.reveal_orders), message.is_deterministic, message.reports_true_proposals,
+        ),
+        InvalidRows,
+    )  # fmt: skip
+
+
+def encode_verifier_info(info: VerifierInfo) -> bytes:
+    return _encode(
+        lambda: pb.VerifierInfo(
+            name=info.name,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            eos_token_ids=info.eos_token_ids,
+            dtype=info.dtype,
+        ),
+        InvalidRows,
+    )
+
+
+def decode_verifier_info(data: bytes) -> VerifierInfo:
+    """Raises InvalidRows."""
+    return _decode(
+        data,
+        pb.VerifierInfo,
+        lambda message: VerifierInfo(
+            message.name, message.vocab_size, message.max_model_len, tuple(message.eos_token_ids), message.dtype
+        ),
+        InvalidRows,
+    )
+
+
+# Messages
+
+
+def _encode(build: Callable[[], Message], error: type[SpecdiffError]) -> bytes:
+    try:
+        return build().SerializeToString()
+    except (ValueError, _Malformed) as reason:  # ValueError: a number beyond its field's range, text beyond Unicode
+        raise error(f"cannot be sent: {reason}") from reason
+
+
+def _decode(
+    data: bytes, kind: type[MessageT], build: Callable[[MessageT], ValueT], error: type[SpecdiffError]
+) -> ValueT:
+    try:
+        message = kind()
+        message.ParseFromString(data)
+        return build(message)
+    except (DecodeError, _Malformed) as reason:
+        raise error(f"malformed {kind.DESCRIPTOR.name}: {reason}") from reason
+
+
+def _draft_call_from_pb(message: pb.DraftRequest) -> DraftCall:
+    if len(message.seed) != SEED_BYTES:
+        raise _Malformed(f"seed has {len(message.seed)} bytes, not {SEED_BYTES}")
+    effort = message.effort
+    return DraftCall(
+        prefix=_prefix_from_pb(message.prefix),
+        num_draft_tokens=message.num_draft_tokens,
+        effort=Effort(effort.num_denoising_steps, effort.reveal_order, effort.early_reveal),
+        sampling=_sampling_from_pb(message.sampling),
+        draft_top_k=message.draft_top_k,
+        seed=int.from_bytes(message.seed, "little", signed=True),
+    )
+
+
+def _verify_call_from_pb(message: pb.VerifyRequest) -> VerifyCall:
+    return VerifyCall(
+        prefix=_prefix_from_pb(message.prefix),
+        draft_token_ids=_array(message, "draft_token_ids"),
+        sampling=_sampling_from_pb(message.sampling),
+        proposals=_rows_from_pb(message.proposals) if message.HasField("proposals") else None,
+        target_uniforms=_array(message, "target_uniforms"),
+    )
+
+
+def _draft_block_from_pb(message: pb.DraftReply) -> DraftBlock:
+    return DraftBlock(
+        token_ids=_array(message, "token_ids"),
+        proposals=_rows_from_pb(message.proposals),
+        confidences=_array(message, "confidences"),
+        max_probs=_array(message, "max_probs"),
+        cached_len=message.cached_len,
+        cost=_cost_from_pb(message.cost),
+    )
+
+
+def _target_rows_from_pb(message: pb.VerifyReply) -> TargetRows:
+    return TargetRows(
+        rows=_rows_from_pb(message.rows),
+        row_mass=_array(message, "row_mass"),
+        recovered_token_ids=_array(message, "recovered_token_ids") if message.HasField("recovered_token_ids") else None,
+        plain_token_ids=_array(message, "plain_token_ids") if message.HasField("plain_token_ids") else None,
+        cached_len=message.cached_len,
+        cost=_cost_from_pb(message.cost),
+    )
+
+
+# Parts
+
+
+def _prefix_to_pb(prefix: PrefixStatement) -> pb.PrefixStatement:
+    return pb.PrefixStatement(
+        session_id=prefix.session_id,
+        round_index=prefix.round_index,
+        prefix_len=prefix.prefix_len,
+        prefix_crc=prefix.prefix_crc,
+        new_token_ids=_tensor_to_pb(prefix.new_token_ids),
+    )
+
+
+def _prefix_from_pb(message: pb.PrefixStatement) -> PrefixStatement:
+    return PrefixStatement(
+        message.session_id,
+        message.round_index,
+        message.prefix_len,
+        message.prefix_crc,
+        _array(message, "new_token_ids"),
+    )
+
+
+def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
+
+
+def _sampling_from_pb(message: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(message.temperature, message.top_k, message.top_p)
+
+
+def _cost_to_pb(cost: CallCost) -> pb.CallCost:
+    return pb.CallCost(
+        forward_s=cost.forward_s, queue_s=cost.queue_s, num_forwards=cost.num_forwards, batch_size=cost.batch_size
+    )
+
+
+def _cost_from_pb(message: pb.CallCost) -> CallCost:
+    return CallCost(message.forward_s, message.queue_s, message.num_forwards, message.batch_size)
+
+
+def _rows_to_pb(rows: SparseRows) -> pb.SparseRows:
+    return pb.SparseRows(
+        row_splits=_tensor_to_pb(rows.row_splits),
+        token_ids=_tensor_to_pb(rows.token_ids),
+        probs=_tensor_to_pb(rows.probs),
+    )
+
+
+def _rows_from_pb(message: pb.SparseRows) -> SparseRows:
+    return SparseRows(_array(message, "row_splits"), _array(message, "token_ids"), _array(message, "probs"))
+
+
+def _tensor_to_pb(array: NDArray) -> pb.Tensor:
+    """Sends the array's own dtype: the receiver judges it, and no number changes on the way."""
+    code = _WIRE_CODES.get(array.dtype)
+    if code is None:
+        raise _Malformed(f"{array.dtype} array; use int32, int64, float32 or float64")
+    return pb.Tensor(dtype=code, shape=array.shape, data=array.astype(_WIRE_DTYPES[code], copy=False).tobytes())
+
+
+def _array(message: Message, field: str) -> NDArray:
+    """The tensor in `field` as an array of its own, writable memory."""
+    if not message.HasField(field):
+        raise _Malformed(f"{field} is missing")
+    tensor: pb.Tensor = getattr(message, field)
+    dtype = _WIRE_DTYPES.get(tensor.dtype)
+    shape = tuple(tensor.shape)
+    if dtype is None or len(shape) > MAX_DIMENSIONS:
+        raise _Malformed(f"{field}: dtype {tensor.dtype} with {len(shape)} dimensions")
+    if len(tensor.data) != math.prod(shape) * dtype.itemsize:
+        raise _Malformed(f"{field}: {len(tensor.data)} bytes for {dtype.name} {list(shape)}")
+    return np.frombuffer(tensor.data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)

@@ -1,0 +1,117 @@
+"""The verifier engine: sessions over a model's forward pass."""
+
+from __future__ import annotations
+
+import time
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from specdiff_dist.core.rows import IntArray
+from specdiff_dist.errors import InvalidConfig, InvalidRequest
+from specdiff_dist.session_prefix import SessionPrefix, SessionTable
+from specdiff_dist.types import CallCost, TargetRows, VerifierInfo, VerifyCall
+from specdiff_dist.verifiers.target_rows import target_rows
+
+CacheT = TypeVar("CacheT")
+
+PREFILL_CHUNK = 512  # tokens per forward; bounds the memory and the time of one
+
+
+class ModelForward(Protocol[CacheT]):
+    """The seam below the sessions: what a verifier model must be able to do."""
+
+    vocab_size: int  # of the real vocabulary: ids ≥ this never occur
+    max_model_len: int
+    dtype: str
+
+    def new_cache(self) -> CacheT: ...
+
+    def crop(self, cache: CacheT, length: int) -> None:
+        """Cuts the cache to its first `length` tokens."""
+        ...
+
+    def forward(self, cache: CacheT, token_ids: IntArray, num_logits: int) -> Tensor:
+        """Appends `token_ids` [t ≥ 1] to the cache. Returns float32 [num_logits, V], the logits after each of the last
+        `num_logits` ≥ 1 tokens. The cache is unusable if this raises."""
+        ...
+
+
+class CausalLMVerifier(Generic[CacheT]):
+    """A VerifierEngine: makes a session's cache agree with the call's prefix, runs the new and draft tokens in one
+    forward (long prompts in chunks of `prefill_chunk`), and turns the last d + 1 logits into target rows."""
+
+    def __init__(
+        self,
+        model: ModelForward[CacheT],
+        *,
+        name: str,
+        eos_token_ids: tuple[int, ...] = (),
+        max_model_len: int | None = None,
+        max_sessions: int = 64,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        if max_model_len is not None and not 1 <= max_model_len <= model.max_model_len:
+            raise InvalidConfig(f"max_model_len must be 1 … {model.max_model_len} for {name}, not {max_model_len}")
+        self._model = model
+        self._prefill_chunk = prefill_chunk
+        self._info = VerifierInfo(
+            name, model.vocab_size, max_model_len or model.max_model_len, eos_token_ids, model.dtype
+        )
+        self._sessions: SessionTable[CacheT] = SessionTable(model.new_cache, max_sessions=max_sessions)
+
+    @property
+    def info(self) -> VerifierInfo:
+        return self._info
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def verify(self, call: VerifyCall) -> TargetRows:
+        """See roles.Verifier. Raises InvalidRequest also for ids outside the vocabulary and over max_model_len."""
+        self._check(call)
+        session_id = call.prefix.session_id
+        session = self._sessions.get(session_id)
+        length = session.agree(call.prefix)
+        tokens = np.concatenate([call.prefix.new_token_ids, call.draft_token_ids]).astype(np.int32)
+        started = time.perf_counter()
+        try:
+            self._model.crop(session.cache, length)
+            logits, num_forwards = self._forward(session, tokens, len(call.draft_token_ids) + 1)
+            cost = CallCost(forward_s=time.perf_counter() - started, num_forwards=num_forwards)
+            return target_rows(logits, call, cached_len=session.cached_len, cost=cost)
+        except BaseException:  # whatever it was, the cache may disagree with the token ids now: the caller rebuilds it
+            self._sessions.drop(session_id)
+            raise
+
+    def release(self, session_id: str) -> None:
+        self._sessions.drop(session_id)
+
+    def _forward(self, session: SessionPrefix[CacheT], tokens: IntArray, num_logits: int) -> tuple[Tensor, int]:
+        """Adds `tokens` to the session; the last `num_logits` logits and how many forwards it took."""
+        num_forwards = 1
+        while len(tokens) > max(self._prefill_chunk, num_logits):
+            size = min(self._prefill_chunk, len(tokens) - num_logits)
+            self._model.forward(session.cache, tokens[:size], 1)
+            session.extend(tokens[:size])
+            tokens = tokens[size:]
+            num_forwards += 1
+        logits = self._model.forward(session.cache, tokens, num_logits)
+        session.extend(tokens)
+        return logits, num_forwards
+
+    def _check(self, call: VerifyCall) -> None:
+        num_new, num_draft = len(call.prefix.new_token_ids), len(call.draft_token_ids)
+        if num_new == 0:
+            raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
+        length = call.prefix.num_committed + num_draft
+        if length > self._info.max_model_len:
+            raise InvalidRequest(
+                f"{length} tokens do not fit into the context of {self._info.max_model_len}; shorten the prompt or "
+                "max_tokens"
+            )
+        tokens = np.concatenate([call.prefix.new_token_ids, call.draft_token_ids])
+        if tokens.min() < 0 or tokens.max() >= self._info.vocab_size:
+            raise InvalidRequest(f"token ids must be 0 … {self._info.vocab_size - 1}; the tokenizer and model differ")

@@ -1,0 +1,158 @@
+"""From the verifier's logits to the rows that are sent: the request's sampling parameters, then narrow or wide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdiff_dist.core.rows import SparseRows
+from specdiff_dist.errors import InvalidRequest, InvalidRows
+from specdiff_dist.types import MAX_NARROW_SUPPORT, CallCost, SamplingParams, TargetRows, VerifyCall
+from specdiff_dist.verifiers.wide_draws import draw_wide
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entries:
+    """Truncated rows as a flat list of their entries, on the logits' device, rows and token ids ascending."""
+
+    row_index: Tensor  # int64 [nnz]
+    token_ids: Tensor  # int64 [nnz]
+    probs: Tensor  # float32 [nnz]
+
+    def counts(self, num_rows: int) -> Tensor:
+        return torch.bincount(self.row_index, minlength=num_rows)
+
+    def row_sums(self, num_rows: int) -> Tensor:
+        zeros = torch.zeros(num_rows, dtype=torch.float64, device=self.probs.device)
+        return zeros.index_add_(0, self.row_index, self.probs.double())
+
+    def normalised(self, num_rows: int) -> _Entries:
+        probs = self.probs / self.row_sums(num_rows)[self.row_index]
+        return _Entries(self.row_index, self.token_ids, probs.float())
+
+    def keep(self, mask: Tensor) -> _Entries:
+        return _Entries(self.row_index[mask], self.token_ids[mask], self.probs[mask])
+
+
+def target_rows(logits: Tensor, call: VerifyCall, *, cached_len: int, cost: CallCost | None = None) -> TargetRows:
+    """The target's law at d + 1 positions under `call.sampling`: temperature, then top-k, then top-p, in float32.
+
+    Top-k keeps every token tied with the k-th; top-p keeps the smallest set of most probable tokens whose probability
+    (after top-k) reaches top_p, of equal ones those with lower ids; both as the transformers warpers do. Greedy rows are
+    one-hot at the first largest logit. A row is narrow when at most MAX_NARROW_SUPPORT tokens are left; untruncated rows
+    of a larger vocabulary are always wide.
+
+    Args:
+        logits: float32 [d + 1, V] on any device; -inf forbids a token. Only small results leave the device.
+        call: its `proposals` and `target_uniforms` are used for wide rows only.
+
+    Raises InvalidRows when a row has a NaN, +inf or nothing but -inf (no token is ever made up from it), InvalidRequest
+    when rows are wide and the proposals that wide replies need are missing or do not fit.
+    """
+    num_rows, vocab_size = logits.shape
+    sampling = call.sampling
+    _check_finite(logits)
+    cost = cost or CallCost()
+    if sampling.is_greedy:
+        best = torch.argmax(logits, dim=-1).cpu().numpy()
+        return TargetRows(SparseRows.one_hot(best), np.ones(num_rows), None, None, cached_len, cost)
+
+    scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
+    if 0 < sampling.top_k < vocab_size:
+        entries = _top_k(scaled, sampling.top_k)
+        mass = entries.row_sums(num_rows)
+    else:
+        dense = torch.softmax(scaled, dim=-1)
+        if sampling.top_p >= 1.0 and vocab_size > MAX_NARROW_SUPPORT:
+            return _wide(dense, call, cached_len, cost)
+        entries = _likely(dense, sampling.top_p)
+        mass = dense.sum(dim=-1, dtype=torch.float64)
+    if sampling.top_p < 1.0:
+        entries = _top_p(entries, mass, sampling.top_p)
+
+    if int(entries.counts(num_rows).max()) <= MAX_NARROW_SUPPORT:
+        rows = _to_sparse(entries, num_rows)
+        return TargetRows(rows, rows.row_sums(), None, None, cached_len, cost)
+    dense = torch.zeros_like(scaled)
+    dense[entries.row_index, entries.token_ids] = entries.probs
+    return _wide(dense, call, cached_len, cost)
+
+
+def _wide(dense: Tensor, call: VerifyCall, cached_len: int, cost: CallCost) -> TargetRows:
+    proposals = _proposals_for_wide(call, *dense.shape)
+    wide = draw_wide(dense, proposals, call.target_uniforms)
+    on_support = SparseRows(proposals.row_splits, proposals.token_ids, wide.on_support)
+    return TargetRows(on_support, wide.row_mass, wide.recovered_token_ids, wide.plain_token_ids, cached_len, cost)
+
+
+def _check_finite(logits: Tensor) -> None:
+    largest = logits.amax(dim=-1)  # NaN wins over everything
+    bad = torch.nonzero(~torch.isfinite(largest)).flatten()
+    if len(bad):
+        raise InvalidRows(
+            f"the verifier's logits at {len(bad)} of {len(largest)} positions are NaN, +inf or all -inf; the model or "
+            "its dtype is broken (try dtype float32)"
+        )
+
+
+def _top_k(scaled: Tensor, top_k: int) -> _Entries:
+    kth = torch.topk(scaled, top_k, dim=-1).values[:, -1:]
+    row_index, token_ids = torch.nonzero((scaled >= kth) & (scaled > -torch.inf), as_tuple=True)
+    largest = scaled.amax(dim=-1)
+    weights = torch.exp(scaled[row_index, token_ids] - largest[row_index])
+    return _Entries(row_index, token_ids, weights).keep(weights > 0).normalised(len(scaled))
+
+
+def _likely(dense: Tensor, top_p: float) -> _Entries:
+    """Entries that top-p may keep (all positive ones at top_p = 1). Tokens below (1 - top_p) / V each add up to less
+    than 1 - top_p, so top-p drops them all; leaving them out saves sorting whole rows. Half of it, for rounding."""
+    threshold = 0.5 * (1.0 - top_p) / dense.shape[-1]
+    row_index, token_ids = torch.nonzero(dense > threshold, as_tuple=True)
+    return _Entries(row_index, token_ids, dense[row_index, token_ids])
+
+
+def _top_p(entries: _Entries, mass: Tensor, top_p: float) -> _Entries:
+    """Keeps a token when the more probable ones before it hold less than top_p of the row's mass (float64 [n])."""
+    probs = entries.probs.double()
+    by_prob = torch.argsort(probs, descending=True, stable=True)  # stable twice: row, then probability, then token id
+    order = by_prob[torch.argsort(entries.row_index[by_prob], stable=True)]
+    rows, sorted_probs = entries.row_index[order], probs[order]
+    counts = entries.counts(len(mass))
+    first = torch.cumsum(counts, 0) - counts
+    before = torch.cumsum(sorted_probs, 0) - sorted_probs
+    before = before - before[first][rows]
+    kept = torch.zeros(len(order), dtype=torch.bool, device=order.device)
+    kept[order] = before < top_p * mass[rows]
+    return entries.keep(kept).normalised(len(mass))
+
+
+def _to_sparse(entries: _Entries, num_rows: int) -> SparseRows:
+    splits = np.zeros(num_rows + 1, np.int64)
+    np.cumsum(entries.counts(num_rows).cpu().numpy(), out=splits[1:])
+    return SparseRows(splits, entries.token_ids.to(torch.int32).cpu().numpy(), entries.probs.cpu().numpy())
+
+
+def _proposals_for_wide(call: VerifyCall, num_rows: int, vocab_size: int) -> SparseRows:
+    num_draft = num_rows - 1
+    proposals = call.proposals
+    if proposals is None and num_draft == 0:
+        proposals = SparseRows.from_rows([])
+    if proposals is None or proposals.num_rows != num_draft:
+        given = "none" if proposals is None else str(proposals.num_rows)
+        raise InvalidRequest(
+            f"the target's rows are wide (more than {MAX_NARROW_SUPPORT} tokens) and need one proposal for each of the "
+            f"{num_draft} draft tokens; the call brought {given}",
+            param="proposals",
+        )
+    if len(call.target_uniforms) != num_rows:
+        raise InvalidRequest(
+            f"{num_draft} draft tokens need {num_rows} target uniforms, not {len(call.target_uniforms)}",
+            param="target_uniforms",
+        )
+    if num_draft:
+        proposals.check(vocab_size=vocab_size, what="proposal")
+    return proposals
+

@@ -1,0 +1,91 @@
+"""The verifier's forward pass by transformers: any causal language model whose KV cache can be cut back."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from specdiff_dist.core.rows import IntArray
+from specdiff_dist.errors import InvalidConfig, ModelUnavailable
+from specdiff_dist.verifiers.device import pick_device
+from specdiff_dist.verifiers.folder import real_vocab_size
+
+_CROPPABLE_LAYERS = {"full_attention", "sliding_attention"}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TransformersForward:
+    """One model and the arithmetic of its caches; knows no sessions. Not thread-safe.
+
+    The cache is DynamicCache *without* the model's config: layers with a sliding window then keep all rows too (the mask
+    still hides what lies outside the window), so that cutting a rejected block off can never meet rows that are gone.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int | None = None) -> None:
+        """`vocab_size`: tokens of the real vocabulary; the columns that only pad the output matrix are left out."""
+        _check_croppable(model)
+        text_config = model.config.get_text_config(decoder=True)
+        padded = int(text_config.vocab_size)
+        self._model = model.eval()
+        self.vocab_size = padded if vocab_size is None else min(vocab_size, padded)
+        self.max_model_len = int(getattr(text_config, "max_position_embeddings", None) or 1 << 30)
+        self.dtype = str(model.dtype).removeprefix("torch.")
+
+    @staticmethod
+    def load(folder: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersForward:
+        """Loads a transformers folder. dtype: float32, bfloat16 or auto (bfloat16). device: auto is CUDA where there is.
+
+        Raises InvalidConfig on an unknown dtype or a model without a croppable cache, ModelUnavailable when the folder
+        cannot be read.
+        """
+        if dtype != "auto" and dtype not in _DTYPES:
+            raise InvalidConfig(f"verifier dtype must be auto, {' or '.join(_DTYPES)}, not {dtype!r}")
+        transformers_logging.disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=_DTYPES.get(dtype, torch.bfloat16), local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelUnavailable(f"cannot load the verifier from {folder}: {error}") from error
+        model = model.to(pick_device(device))
+        return TransformersForward(model, vocab_size=real_vocab_size(folder))
+
+    def new_cache(self) -> DynamicCache:
+        return DynamicCache()
+
+    def crop(self, cache: DynamicCache, length: int) -> None:
+        """Cuts the cache to its first `length` tokens."""
+        surplus = cache.get_seq_length() - length
+        if surplus > 0:
+            cache.crop(-surplus)
+
+    @torch.inference_mode()
+    def forward(self, cache: DynamicCache, token_ids: IntArray, num_logits: int) -> Tensor:
+        """Appends `token_ids` [t ≥ 1] to the cache. Returns the last `num_logits` ≥ 1 logits, float32 [num_logits, V]
+        on the model's device. The cache is unusable if this raises."""
+        device, start = self._model.device, cache.get_seq_length()
+        ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int64)).to(device)[None]
+        positions = torch.arange(start, start + len(token_ids), device=device)[None]
+        output = self._model(
+            input_ids=ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=num_logits
+        )
+        return output.logits[0, -num_logits:, : self.vocab_size].float()
+
+
+def _check_croppable(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    layer_types = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
+    if not layer_types <= _CROPPABLE_LAYERS:
+        raise InvalidConfig(
+            f"{name} has {', '.join(sorted(layer_types - _CROPPABLE_LAYERS))} layers, whose state cannot be cut back "
+            "after a rejection; use a verifier with attention layers only"
+        )
+    missing = {"cache", "logits_to_keep", "position_ids"} - set(inspect.signature(model.forward).parameters)
+    if missing:
+        raise InvalidConfig(f"{name}.forward takes no {', '.join(sorted(missing))}; it cannot be used as a verifier")

@@ -1,0 +1,79 @@
+"""SparseRows: construction, lookups, and what `check` refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdiff_dist.core.rows import SparseRows, lookup, token_keys
+from specdiff_dist.errors import InvalidRows
+
+
+def rows_of(*rows: dict[int, float]) -> SparseRows:
+    return SparseRows.from_rows([(np.array(list(row)), np.array(list(row.values()))) for row in rows])
+
+
+def test_from_rows_sorts_and_drops_zeros() -> None:
+    rows = rows_of({7: 0.25, 2: 0.75, 5: 0.0}, {1: 1.0})
+    assert rows.row_splits.tolist() == [0, 2, 3] and rows.token_ids.tolist() == [2, 7, 1]
+    rows.check(vocab_size=8)
+
+
+@given(st.integers(1, 6), st.integers(2, 40), st.integers(0, 2**32 - 1))
+def test_sparse_equals_dense(num_rows: int, vocab: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dense = rng.random((num_rows, vocab)).astype(np.float32) * (rng.random((num_rows, vocab)) < 0.5)
+    dense[:, 0] += 0.1
+    dense /= dense.sum(1, keepdims=True)
+    rows = SparseRows.from_rows([(np.arange(vocab), row) for row in dense])
+    rows.check(vocab_size=vocab)
+    np.testing.assert_allclose(rows.row_sums(), dense.astype(np.float64).sum(1), rtol=1e-12)
+    tokens = rng.integers(0, vocab, num_rows)
+    law = dense.astype(np.float64) / dense.astype(np.float64).sum(1, keepdims=True)
+    np.testing.assert_allclose(
+        lookup(rows, rows.normalised(), token_keys(tokens)), law[np.arange(num_rows), tokens], rtol=1e-12
+    )
+    keep = int(rng.integers(0, num_rows + 1))
+    joined = SparseRows.concatenate(
+        [rows.head(keep), SparseRows.from_rows([rows.row(i) for i in range(keep, num_rows)])]
+    )
+    np.testing.assert_array_equal(joined.row_splits, rows.row_splits)
+    np.testing.assert_array_equal(joined.keys(), rows.keys())
+
+
+def test_one_hot_and_empty() -> None:
+    rows = SparseRows.one_hot([4, 4, 0])
+    rows.check(vocab_size=5)
+    assert rows.num_rows == 3 and rows.row_sums().tolist() == [1.0, 1.0, 1.0]
+    empty = SparseRows.from_rows([])
+    empty.check()
+    assert empty.num_rows == 0 and len(lookup(empty, empty.normalised(), token_keys(np.zeros(0, np.int32)))) == 0
+
+
+def broken(splits: list[int], ids: list[int], probs: list[float]) -> SparseRows:
+    return SparseRows(np.array(splits, np.int64), np.array(ids, np.int32), np.array(probs, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (broken([0, 2], [1], [1.0]), "row_splits"),
+        (broken([1, 1], [1], [1.0]), "row_splits"),
+        (broken([], [], []), "row_splits"),
+        (broken([0, 1, 1], [1], [1.0]), "empty"),
+        (broken([0, 2, 1, 3], [1, 2, 3], [0.5, 0.5, 1.0]), "empty"),
+        (broken([0, 1], [1], [float("nan")]), "NaN"),
+        (broken([0, 1], [1], [float("inf")]), "NaN"),
+        (broken([0, 2], [1, 2], [1.5, -0.5]), "negative"),
+        (broken([0, 1], [-1], [1.0]), "outside the vocabulary"),
+        (broken([0, 1], [10], [1.0]), "outside the vocabulary"),
+        (broken([0, 2], [2, 1], [0.5, 0.5]), "ascending"),
+        (broken([0, 2], [1, 1], [0.5, 0.5]), "ascending"),
+        (broken([0, 2], [1, 2], [0.5, 0.4]), "sum to 1"),
+    ],
+)
+def test_check_refuses(rows: SparseRows, text: str) -> None:
+    with pytest.raises(InvalidRows, match=text):
+        rows.check(vocab_size=10)

@@ -1,0 +1,99 @@
+"""The real pair against the verifier's own law: 2,000 runs of one prompt's first three tokens (slow)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specdiff_dist.config import DecodeConfig, Effort, Linear, Lossless, Rule, Static
+from specdiff_dist.models import ModelFolder
+from tests.doubles import make_request
+from tests.law.enumeration import chunks
+
+NUM_RUNS = 2000
+MIN_EXPECTED = 5.0
+QUESTION = "Name a colour."
+
+
+def verifier_law(
+    folder: ModelFolder, prompt: list[int], temperature: float, top_k: int
+) -> dict[tuple[int, ...], float]:
+    """Joint law of three tokens by transformers' own forward and warpers; branches too rare to test are left out."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper
+
+    model = AutoModelForCausalLM.from_pretrained(folder.path, dtype=torch.float32)
+    law: dict[tuple[int, ...], float] = {}
+
+    def extend(tokens: tuple[int, ...], weight: float) -> None:
+        if len(tokens) == 3:
+            law[tokens] = weight
+            return
+        ids = torch.tensor([prompt + list(tokens)])
+        with torch.inference_mode():
+            scores = model(ids).logits[:, -1].float()
+        scores = TopKLogitsWarper(top_k)(ids, TemperatureLogitsWarper(temperature)(ids, scores))
+        probs = torch.softmax(scores, -1)[0].double()
+        for token in torch.nonzero(probs).flatten().tolist():
+            if weight * float(probs[token]) * NUM_RUNS >= MIN_EXPECTED:
+                extend((*tokens, token), weight * float(probs[token]))
+
+    extend((), 1.0)
+    return law
+
+
+def p_value(law: dict[tuple[int, ...], float], seen: Counter[tuple[int, ...]]) -> float:
+    """Chi-square over the common continuations, everything else pooled into one cell."""
+    total = sum(seen.values())
+    expected = np.array([*law.values(), 1.0 - sum(law.values())]) * total
+    observed = np.array([seen[key] for key in law] + [total - sum(seen[key] for key in law)], float)
+    keep = expected >= MIN_EXPECTED
+    observed = np.append(observed[keep], observed[~keep].sum())
+    expected = np.append(expected[keep], expected[~keep].sum())
+    cells = expected > 0
+    return float(stats.chisquare(observed[cells], expected[cells]).pvalue)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "effort", "is_right"),
+    [
+        (Lossless(), Effort(1), True),
+        (Lossless(), Effort(2, "left_to_right"), True),
+        (Linear(0.3), Effort(1), False),
+    ],
+)
+def test_first_three_tokens_follow_the_verifiers_law(
+    embedded_model: ModelFolder, rule: Rule, effort: Effort, is_right: bool
+) -> None:
+    from specdiff_dist.drafters import load_drafter
+    from specdiff_dist.text.tokenizer import Tokenizer
+    from specdiff_dist.verifiers import load_verifier
+
+    verifier = load_verifier(str(embedded_model.path), dtype="float32", num_threads=2)
+    drafter = load_drafter("diffusion", verifier=str(embedded_model.path), dtype="float32", num_threads=2)
+    tokenizer = Tokenizer.load(embedded_model.path)
+    prompt = tokenizer.encode(
+        f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    )
+    config = DecodeConfig(rule=rule, effort=effort, policy=Static(2))
+    seen: Counter[tuple[int, ...]] = Counter()
+    num_accepted = 0
+    for seed in range(NUM_RUNS):
+        request = make_request(
+            prompt, max_tokens=3, temperature=0.8, top_k=50, seed=seed, ignore_eos=True, request_id=str(seed)
+        )
+        got = chunks(request, config, drafter, verifier, first=False)
+        seen[tuple(token for chunk in got for token in chunk.token_ids)] += 1
+        receipt = got[-1].receipt
+        assert receipt is not None
+        num_accepted += receipt.num_accepted_tokens
+    law = verifier_law(embedded_model, prompt, 0.8, 50)
+    value = p_value(law, seen)
+    print(f"\n{rule} {effort}: p = {value:.4g}, {len(law)} cells, {num_accepted / NUM_RUNS:.2f} accepted per run")
+    assert num_accepted > 0.1 * NUM_RUNS  # the acceptance path was really taken
+    assert (value > 0.001) == is_right

@@ -1,0 +1,104 @@
+"""What a bad network does to a call: an error in time, and a session that goes on where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from specdiff_dist.errors import VerifierUnavailable
+from specdiff_dist.transport.grpc_client import GrpcVerifier
+from specdiff_dist.transport.grpc_server import start_verifier_server
+from tests.transport.doubles import PROMPT, WAIT_S, Gated, same_arrays, statement, table_verifier, verify_call
+from tests.transport.fault_proxy import FaultProxy
+
+FIRST = verify_call(draft=(7, 8))
+NEXT = verify_call(statement((*PROMPT, 7, 30), cached=len(PROMPT) + 1, round_index=1), draft=(11, 12))
+
+
+@asynccontextmanager
+async def proxied(engine: object, *, deadline_s: float = WAIT_S) -> AsyncIterator[tuple[FaultProxy, GrpcVerifier]]:
+    server = await start_verifier_server(engine)  # type: ignore[arg-type]
+    async with FaultProxy(server.port) as proxy:
+        verifier = GrpcVerifier(proxy.address, deadline_s=deadline_s, prefill_s_per_1k_tokens=0.0)
+        yield proxy, verifier
+        await verifier.close()
+    await server.stop(0)
+
+
+async def retried(verifier: GrpcVerifier) -> object:
+    """The next round, tried again until the connection is back: the same call, so the same reply."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await verifier.verify(NEXT)
+            except VerifierUnavailable:
+                await asyncio.sleep(0.05)
+
+
+def expected() -> object:
+    engine = table_verifier()
+    engine.verify(FIRST)
+    return engine.verify(NEXT)
+
+
+async def test_a_slow_network_is_only_slow():
+    async with proxied(table_verifier()) as (proxy, verifier):
+        await verifier.info()
+        proxy.delay_s = 0.1
+        assert (await verifier.verify(FIRST)).cost.wall_s >= 0.2
+
+
+async def test_a_network_slower_than_the_deadline():
+    async with proxied(table_verifier(), deadline_s=0.3) as (proxy, verifier):
+        await verifier.verify(FIRST)
+        proxy.delay_s = 0.5
+        started = time.perf_counter()
+        with pytest.raises(VerifierUnavailable, match="DEADLINE_EXCEEDED"):
+            await verifier.verify(NEXT)
+        assert 0.25 < time.perf_counter() - started < 1.0
+        proxy.delay_s = 0.0
+        assert same_arrays(await retried(verifier), expected())
+
+
+async def test_a_network_that_swallows_everything():
+    async with proxied(table_verifier(), deadline_s=0.3) as (proxy, verifier):
+        await verifier.verify(FIRST)
+        proxy.is_deaf = True
+        with pytest.raises(VerifierUnavailable):
+            await verifier.verify(NEXT)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 10, 60, 300])
+async def test_a_reply_cut_off_in_the_middle(num_bytes):
+    async with proxied(table_verifier()) as (proxy, verifier):
+        await verifier.verify(FIRST)
+        proxy.reply_bytes_left = num_bytes
+        with pytest.raises(VerifierUnavailable):
+            await verifier.verify(NEXT)
+        proxy.reply_bytes_left = None
+        assert same_arrays(await retried(verifier), expected())
+        assert proxy.num_connections > 1
+
+
+async def test_a_connection_reset_during_the_call():
+    table = table_verifier()
+    engine = Gated(table)
+    engine.gate.set()
+    async with proxied(engine) as (proxy, verifier):
+        await verifier.verify(FIRST)
+        engine.gate.clear()
+        engine.entered.clear()
+        call = asyncio.create_task(verifier.verify(NEXT))
+        assert await asyncio.to_thread(engine.entered.wait, WAIT_S)
+        started = time.perf_counter()
+        proxy.cut()
+        with pytest.raises(VerifierUnavailable, match="UNAVAILABLE"):
+            await call
+        assert time.perf_counter() - started < 2.0, "long before the deadline"
+        engine.gate.set()
+        assert same_arrays(await retried(verifier), expected())
+    assert len(table.calls) >= 3
