@@ -94,22 +94,7 @@ class Pair:
 
     def prepare(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> tuple[GenerateRequest, DecodeConfig, str]:
         """Request, configuration and tier that a prompt and options stand for. Raises as `generate`."""
-        token_ids = self.tokenize(prompt, raw=options.get("raw", False))
-        defaults = self.folder.default_sampling
-        stop = options.get("stop", ())
-        request = GenerateRequest(
-            request_id=uuid.uuid4().hex,
-            prompt_token_ids=tuple(token_ids),
-            sampling=SamplingParams(
-                options.get("temperature", defaults.temperature),
-                options.get("top_k", defaults.top_k),
-                options.get("top_p", defaults.top_p),
-            ),
-            seed=options.get("seed", fresh_seed()),
-            max_tokens=options.get("max_tokens", max(self.folder.max_model_len - len(token_ids), 1)),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            ignore_eos=options.get("ignore_eos", False),
-        )
+        request = make_request(self.folder, self.tokenizer, prompt, **options)
         tier, config = resolve_quality(
             _quality(options.get("tier"), options.get("quality")),
             default_tier=DEFAULT_TIER,
@@ -118,16 +103,6 @@ class Pair:
             greedy_draft=request.sampling.is_greedy,
         )
         return request, config, tier
-
-    def tokenize(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Token ids of a prompt: through the chat template, unless it is a str and `raw` or the model has none."""
-        if isinstance(prompt, str):
-            if raw or not self.tokenizer.has_chat_template:
-                return self.tokenizer.encode(prompt, add_special_tokens=True)
-            prompt = [{"role": "user", "content": prompt}]
-        if raw:
-            raise InvalidRequest("raw needs a text prompt; chat messages always go through the template", param="raw")
-        return self.tokenizer.apply_chat_template([dict(message) for message in prompt])
 
     def close(self) -> None:
         """Stops the threads of both models and the event loop behind `generate` and `stream`."""
@@ -177,6 +152,39 @@ def _quality(tier: str | None, overrides: Mapping[str, Any] | None) -> str | Map
 
 async def _next(chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk | None:
     return await anext(chunks, None)
+
+
+def make_request(
+    folder: ModelFolder, tokenizer: Tokenizer, prompt: Prompt, **options: Unpack[GenerateOptions]
+) -> GenerateRequest:
+    """The request that a prompt and options stand for (all but tier and quality). Raises InvalidRequest."""
+    token_ids = tokenize(tokenizer, prompt, raw=options.get("raw", False))
+    defaults = folder.default_sampling
+    stop = options.get("stop", ())
+    return GenerateRequest(
+        request_id=uuid.uuid4().hex,
+        prompt_token_ids=tuple(token_ids),
+        sampling=SamplingParams(
+            options.get("temperature", defaults.temperature),
+            options.get("top_k", defaults.top_k),
+            options.get("top_p", defaults.top_p),
+        ),
+        seed=options.get("seed", fresh_seed()),
+        max_tokens=options.get("max_tokens", max(folder.max_model_len - len(token_ids), 1)),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        ignore_eos=options.get("ignore_eos", False),
+    )
+
+
+def tokenize(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    """Token ids of a prompt: through the chat template, unless it is a str and `raw` or the model has none."""
+    if isinstance(prompt, str):
+        if raw or not tokenizer.has_chat_template:
+            return tokenizer.encode(prompt, add_special_tokens=True)
+        prompt = [{"role": "user", "content": prompt}]
+    if raw:
+        raise InvalidRequest("raw needs a text prompt; chat messages always go through the template", param="raw")
+    return tokenizer.apply_chat_template([dict(message) for message in prompt])
 
 
 def collect(request: GenerateRequest, chunks: Sequence[TokenChunk]) -> Completion:

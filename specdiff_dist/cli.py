@@ -19,11 +19,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
-from specdiff_dist.errors import InvalidRequest, SpecdiffError
+from specdiff_dist.config import DEFAULT_TIER
+from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
 
 if TYPE_CHECKING:
     from specdiff_dist.api import Completion, GenerateOptions, Pair, Prompt
+    from specdiff_dist.bench import PairSettings, Workload
     from specdiff_dist.models import ModelFolder
+    from specdiff_dist.types import RoundRecord
 
 app = typer.Typer(
     name="specdiff",
@@ -128,7 +131,7 @@ def bench_round(
     num_requests: Annotated[int, typer.Option(min=1, help="Requests, one at a time.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per request.")] = 64,
     tier: Tier = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default="model's")] = None,
     through: Annotated[str, typer.Option(help="serve: the deployments on this machine; local: one process.")] = "serve",
     model: Model = "smollm2-135m",
     drafter: DrafterName = "diffusion",
@@ -137,13 +140,37 @@ def bench_round(
     as_json: Json = False,
 ) -> None:
     """Where a round's time goes: draft, verify, router arithmetic, wire, the rest (medians)."""
-    from specdiff_dist.bench import PROMPTS, split_rounds
+    from specdiff_dist.bench import PROMPTS, PairSettings, Workload, split_rounds
 
-    options = _given(tier=tier, temperature=temperature, max_tokens=max_tokens, seed=0, ignore_eos=True)
-    texts = [(prompt or PROMPTS)[i % len(prompt or PROMPTS)] for i in range(num_requests)]
-    settings = {"model": model, "drafter": drafter, "dtype": dtype, "threads": threads}
-    answer = _through(through)(texts, options, **settings)
-    rounds = [record for records in track_requests(answer) for record in records]
+    texts = prompt or list(PROMPTS)
+    texts = [texts[i % len(texts)] for i in range(num_requests)]
+    workload = Workload((texts[0], *texts), tier or DEFAULT_TIER, max_tokens, temperature)
+    settings = PairSettings(model, None if drafter == "none" else drafter, dtype, threads)
+    rounds = []
+    for number, records in enumerate(
+        track(_rounds(through, workload, settings), "measuring", total=len(workload.prompts), console=stderr)
+    ):
+        rounds += records if number else ()  # the first request warms up
+    split = asdict(split_rounds(rounds))
+    if as_json:
+        print(json.dumps({**split, "through": through, "num_requests": num_requests}))
+        return
+    for name, value in split.items():
+        print(f"{name:>16} {value:10.3f}")
+
+
+def _rounds(through: str, workload: Workload, settings: PairSettings) -> Iterator[tuple[RoundRecord, ...]]:
+    if through == "local":
+        from specdiff_dist.bench import rounds_in_process
+
+        return rounds_in_process(workload, settings)
+    if through == "serve":
+        try:
+            from deployments.bench_round import rounds_through_serve
+        except ImportError as error:
+            raise InvalidConfig(f"{error}; run this in the checkout, or use --through local") from error
+        return rounds_through_serve(workload, settings)
+    raise InvalidConfig(f"--through must be serve or local, not {through!r}")
 
 
 def main() -> None:

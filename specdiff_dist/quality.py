@@ -142,11 +142,12 @@ def _effort(base: Effort, value: object, param: str) -> Effort:
 
 
 def _policy(base: Policy, value: object, param: str) -> Policy:
+    length_param = f"{param}.length"
     if isinstance(value, str):
         value = {"policy": value}
     elif not isinstance(value, Mapping):
         length = _integer(value, param, "a length, a policy name or an object")
-        value = {"policy": "off"} if length == 0 else {"length": length}
+        value, length_param = {"policy": "off"} if length == 0 else {"length": length}, param
     _check_keys(value, ("policy", "length", "threshold", "statistic"), param)
     given = {name: part for name, part in value.items() if part is not None}
     name = _one_of(given.pop("policy", _policy_name(base)), POLICIES, f"{param}.policy")
@@ -156,13 +157,14 @@ def _policy(base: Policy, value: object, param: str) -> Policy:
     if name == "off":
         return Off()
     if "length" in given:
-        length = _integer(given["length"], f"{param}.length")
+        length = _integer(given["length"], length_param)
     elif isinstance(base, Off):
-        raise InvalidRequest(f"policy {name!r} needs a length", param=f"{param}.length")
+        raise InvalidRequest(f"policy {name!r} needs a length", param=length_param)
     else:
         length = base.length
+    static = _checked(length_param, lambda: Static(length))
     if name == "static":
-        return _checked(f"{param}.length", lambda: Static(length))
+        return static
     old = base if isinstance(base, ConfidenceThreshold) else None
     if "threshold" in given:
         threshold = _number(given["threshold"], f"{param}.threshold")
@@ -173,7 +175,7 @@ def _policy(base: Policy, value: object, param: str) -> Policy:
     statistic = old.statistic if old is not None else "max_prob"
     if "statistic" in given:
         statistic = _one_of(given["statistic"], STATISTICS, f"{param}.statistic")
-    return _checked(param, lambda: ConfidenceThreshold(threshold, length, statistic))
+    return _checked(f"{param}.threshold", lambda: ConfidenceThreshold(threshold, length, statistic))
 
 
 def _policy_name(policy: Policy) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specdiff_dist.api import Pair
+from specdiff_dist.api import Pair, tokenize
 from specdiff_dist.config import Linear, Static
 from specdiff_dist.errors import InexactConfig, InvalidRequest
 from specdiff_dist.types import SamplingParams
@@ -58,10 +58,10 @@ def test_leaving_a_stream_early_frees_both_sessions(pair):
 def test_a_text_is_a_users_message_unless_raw(pair):
     message = [{"role": "user", "content": "hi"}]
 
-    assert pair.tokenize("hi") == pair.tokenize(message)
-    assert pair.tokenize("hi", raw=True) != pair.tokenize("hi")
+    assert tokenize(pair.tokenizer, "hi") == tokenize(pair.tokenizer, message)
+    assert tokenize(pair.tokenizer, "hi", raw=True) == pair.tokenizer.encode("hi", add_special_tokens=True)
     with pytest.raises(InvalidRequest, match="raw needs a text"):
-        pair.tokenize(message, raw=True)
+        tokenize(pair.tokenizer, message, raw=True)
 
 
 def test_options_become_the_request(pair):

@@ -176,6 +176,35 @@ def test_a_model_that_cannot_be_fetched_is_an_error_too(specdiff, monkeypatch):
     )
 
 
+def test_bench_round_reports_the_contracts_keys(specdiff, loads):
+    done = specdiff(
+        *("bench", "round", "--through", "local", "--num-requests", "2", "--max-tokens", "10", "--drafter", "none"),
+        "--json",
+    )
+
+    assert done.code == 0, done.err
+    split = done.last
+    assert {
+        "draft_ms",
+        "verify_ms",
+        "router_ms",
+        "wire_ms",
+        "other_ms",
+        "non_model_ms",
+        "non_model_share",
+        "bytes_per_round",
+    } < split.keys()
+    assert split["num_rounds"] == 20  # plain decoding, 2 × 10 tokens: the warm-up request is not counted
+    assert split["draft_ms"] == 0
+    assert split["verify_ms"] > 0
+    assert loads[0]["drafter"] is None
+
+
+def test_bench_round_through_something_else_is_an_error(specdiff):
+    done = specdiff("bench", "round", "--through", "pigeon")
+    assert (done.code, done.err) == (2, "error: --through must be serve or local, not 'pigeon'\n")
+
+
 def test_models_says_where_a_model_is(specdiff, monkeypatch, tmp_path):
     folder = write_folder(tmp_path / "here")
     monkeypatch.setattr("specdiff_dist.models.resolve", lambda name, progress: folder)

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from deployments.openai_api.backend import Backend, ServedModel
+from deployments.openai_api.backend import Backend, RecentInfo, ServedModel
 from deployments.openai_api.body import MAX_BODY_BYTES, read_json
 from deployments.openai_api.choices import (
     ChoiceStream,
@@ -55,6 +55,7 @@ class _Endpoints:
 
     def __init__(self, backend: Backend, model: ServedModel, max_body_bytes: int) -> None:
         self._backend = backend
+        self._info = RecentInfo(backend)
         self._model = model
         self._encoder = PromptEncoder(model.tokenizer)
         self._max_body_bytes = max_body_bytes
@@ -104,7 +105,7 @@ class _Endpoints:
             warnings=warnings,
             tier_header=request.headers.get(TIER_HEADER),
             model=self._model,
-            info=await self._backend.info(),
+            info=await self._info.get(),
             encoder=self._encoder,
         )
         if generation.stream:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import time
-from typing import Protocol
+from time import monotonic, time
+from typing import Any, Protocol
 
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.types import DrafterInfo, GenerateRequest, SamplingParams, TokenChunk
@@ -19,9 +19,9 @@ class PromptTokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def apply_chat_template(self, messages: list[dict]) -> list[int]: ...
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +62,22 @@ class Backend(Protocol):
         only before the first chunk.
         """
         ...
+
+
+class RecentInfo:
+    """`Backend.info` for requests: at most `max_age_s` old, so that a request costs no extra round trip."""
+
+    def __init__(self, backend: Backend, *, max_age_s: float = 2.0) -> None:
+        self._backend = backend
+        self._max_age_s = max_age_s
+        self._info: ServiceInfo | None = None
+        self._asked_at = 0.0
+
+    async def get(self) -> ServiceInfo:
+        """Raises what `info` raises; nothing stale is served then."""
+        now = monotonic()
+        info = self._info
+        if info is None or now - self._asked_at > self._max_age_s:
+            info = await self._backend.info()
+            self._info, self._asked_at = info, now
+        return info

@@ -321,7 +321,7 @@ def _rows_from_pb(message: pb.SparseRows) -> SparseRows:
 
 def _tensor_to_pb(array: NDArray) -> pb.Tensor:
     """Sends the array's own dtype: the receiver judges it, and no number changes on the way."""
-    code = _WIRE_CODES.get(array.dtype)
+    code = _WIRE_CODES.get(array.dtype.newbyteorder("="))
     if code is None:
         raise _Malformed(f"{array.dtype} array; use int32, int64, float32 or float64")
     return pb.Tensor(dtype=code, shape=array.shape, data=array.astype(_WIRE_DTYPES[code], copy=False).tobytes())

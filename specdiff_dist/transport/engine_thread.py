@@ -47,6 +47,11 @@ class EngineThread:
         self._lock = threading.Lock()  # of _num_queued: counted up in the loop, down in the thread
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"specdiff-{name}")
 
+    @property
+    def num_queued(self) -> int:
+        """Calls that wait or run right now."""
+        return self._num_queued
+
     async def call(self, function: Callable[[ArgumentT], ReplyT], argument: ArgumentT) -> ReplyT:
         """`function(argument)` in the thread, with `queue_s` filled in (and `forward_s`, where the engine left it 0).
 

@@ -34,6 +34,7 @@ def channel_options(keepalive_s: float = KEEPALIVE_S) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         # A replica that restarts at its address is found again soon; the default backs off for up to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 2000),  # also how long a connection may take to open (default: 20 s)
         ("grpc.max_reconnect_backoff_ms", 2000),
         # Replicas are peers inside the cluster: neither a proxy from the environment nor DNS service records apply.
         ("grpc.enable_http_proxy", 0),

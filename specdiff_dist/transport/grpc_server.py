@@ -42,6 +42,11 @@ class RoleServer:
         self._server = server
         self._thread = thread
 
+    @property
+    def num_queued(self) -> int:
+        """Calls that wait for the engine or run in it right now."""
+        return self._thread.num_queued
+
     async def stop(self, grace: float | None = 5.0) -> None:
         """Refuses new calls, lets running ones end for `grace` seconds, then cuts them off. Safe to call again."""
         await self._server.stop(grace)

@@ -19,6 +19,11 @@ class LocalDrafter:
         self.engine = engine
         self._thread = EngineThread("drafter", max_queued=max_queued)
 
+    @property
+    def num_queued(self) -> int:
+        """Calls that wait or run right now."""
+        return self._thread.num_queued
+
     async def info(self) -> DrafterInfo:
         return self.engine.info
 
@@ -48,6 +53,11 @@ class LocalVerifier:
     def __init__(self, engine: VerifierEngine, *, max_queued: int = DEFAULT_MAX_QUEUED) -> None:
         self.engine = engine
         self._thread = EngineThread("verifier", max_queued=max_queued)
+
+    @property
+    def num_queued(self) -> int:
+        """Calls that wait or run right now."""
+        return self._thread.num_queued
 
     async def info(self) -> VerifierInfo:
         return self.engine.info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ DRAFTER = DrafterInfo(
     reports_true_proposals=True,
 )  # fmt: skip
 
-Act = Callable[[], Awaitable[None]]
-Script = Sequence[TokenChunk | Exception | Act]
+Act = Callable[[], Awaitable[object]]
+Script = Iterable[TokenChunk | Exception | Act]
 
 
 def make_tokenizer(folder: Path, *, adds_bos: bool, chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:

@@ -10,7 +10,13 @@ import pytest
 from deployments.openai_api.app import build_api
 from deployments.openai_api.errors import ApiError, unavailable
 from specdiff_dist.errors import (
-    InexactConfig, InvalidConfig, InvalidRequest, InvalidRows, ModelUnavailable, SpecdiffError, VerifierUnavailable,
+    InexactConfig,
+    InvalidConfig,
+    InvalidRequest,
+    InvalidRows,
+    ModelUnavailable,
+    SpecdiffError,
+    VerifierUnavailable,
 )  # fmt: skip
 from specdiff_dist.types import TokenChunk
 from tests.deployments.fake_backend import NAME, FakeBackend, api_client, client_for, make_model, sse_events
@@ -122,7 +128,10 @@ async def test_failures_before_the_first_chunk_have_a_status(client, backend, ca
 async def test_failures_after_some_chunks(client, backend, caplog, failure, status, stream):
     """Not streaming: as if nothing had come. Streaming: an error event, [DONE], no finish_reason."""
     backend.script = (*[TokenChunk((65,), "A")] * 5, failure)
-    for path, body in (("/v1/completions", BODY), ("/v1/chat/completions", {"messages": [{"role": "user", "content": CANARY}]})):
+    for path, body in (
+        ("/v1/completions", BODY),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": CANARY}]}),
+    ):
         response = await client.post(path, json={**body, "stream": stream})
         if not stream:
             error_of(response, status)
@@ -159,7 +168,11 @@ async def test_an_unexpected_error_is_logged_with_its_place_and_id(client, backe
 
 async def test_validation_errors_do_not_quote_the_prompt(client, caplog):
     caplog.set_level(logging.DEBUG)
-    for body in ({"messages": [{"role": "user", "content": {"a": CANARY}}]}, {"messages": CANARY}, {"messages": [{"role": CANARY}]}):
+    for body in (
+        {"messages": [{"role": "user", "content": {"a": CANARY}}]},
+        {"messages": CANARY},
+        {"messages": [{"role": CANARY}]},
+    ):
         response = await client.post("/v1/chat/completions", json=body)
         error_of(response, 400)
         assert CANARY not in response.text

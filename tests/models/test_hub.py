@@ -67,7 +67,8 @@ def hub(tmp_path) -> Iterator[str]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def answer(self, body: bytes) -> None:
             self.send_response(200)

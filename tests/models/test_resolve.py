@@ -22,7 +22,9 @@ def test_a_bare_unknown_name_lists_the_known_ones(name):
         resolve(name)
 
 
-@pytest.mark.parametrize("name", ["/etc/hosts", "../../etc/absent", "./x", "a/../b", "a/b/c", "~/absent", "http://host/x"])
+@pytest.mark.parametrize(
+    "name", ["/etc/hosts", "../../etc/absent", "./x", "a/../b", "a/b/c", "~/absent", "http://host/x"]
+)
 def test_what_can_only_be_a_path_never_reaches_the_hub(name, monkeypatch):
     def refuse(hub_id: str, cache_dir: Path | None) -> Path:
         raise AssertionError(f"{hub_id} went to the hub")

@@ -22,7 +22,7 @@ def write_safetensors(file: Path) -> None:
 def write_tiny_folder(folder: Path, *, config: dict | None = None, generation: dict | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG if config is None else config))
-    (folder / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    (folder / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
     write_safetensors(folder / "model.safetensors")
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))

@@ -70,6 +70,25 @@ def verify_call(
     )
 
 
+class Direct:
+    """A role that calls its engine and nothing else."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    async def info(self) -> Any:
+        return self.engine.info
+
+    async def draft(self, call: DraftCall) -> DraftBlock:
+        return self.engine.draft(call)
+
+    async def verify(self, call: VerifyCall) -> TargetRows:
+        return self.engine.verify(call)
+
+    async def release(self, session_id: str) -> None:
+        self.engine.release(session_id)
+
+
 class Answering:
     """Any engine with its answers passed through `change`."""
 

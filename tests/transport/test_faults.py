@@ -9,10 +9,24 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from specdiff_dist.config import DecodeConfig, Static
+from specdiff_dist.engine import decode
 from specdiff_dist.errors import VerifierUnavailable
-from specdiff_dist.transport.grpc_client import GrpcVerifier
-from specdiff_dist.transport.grpc_server import start_verifier_server
-from tests.transport.doubles import PROMPT, WAIT_S, Gated, same_arrays, statement, table_verifier, verify_call
+from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
+from specdiff_dist.transport.grpc_server import start_drafter_server, start_verifier_server
+from specdiff_dist.transport.local import LocalVerifier
+from tests.doubles import make_request, plain_greedy
+from tests.transport.doubles import (
+    PROMPT,
+    TABLE,
+    WAIT_S,
+    Gated,
+    same_arrays,
+    scripted_drafter,
+    statement,
+    table_verifier,
+    verify_call,
+)
 from tests.transport.fault_proxy import FaultProxy
 
 FIRST = verify_call(draft=(7, 8))
@@ -45,6 +59,26 @@ def expected() -> object:
     return engine.verify(NEXT)
 
 
+async def test_decode_goes_on_without_a_drafter_that_is_cut_off():
+    server = await start_drafter_server(scripted_drafter())
+    async with FaultProxy(server.port) as proxy:
+        drafter, verifier = GrpcDrafter(proxy.address), LocalVerifier(table_verifier())
+        request = make_request(PROMPT, max_tokens=60)
+        chunks = []
+        async for chunk in decode(request, DecodeConfig(policy=Static(3)), drafter, verifier, tier="exact"):
+            chunks.append(chunk)
+            if len(chunks) == 3:
+                await server.stop(0)
+                proxy.cut()
+        await drafter.close()
+        await verifier.close()
+    assert [token for chunk in chunks for token in chunk.token_ids] == plain_greedy(TABLE, PROMPT, 60)
+    assert [chunk.rounds[0].degraded for chunk in chunks[:4]] == [False, False, False, True]
+    receipt = chunks[-1].receipt
+    assert receipt is not None
+    assert receipt.degraded
+
+
 async def test_a_slow_network_is_only_slow():
     async with proxied(table_verifier()) as (proxy, verifier):
         await verifier.info()
@@ -62,6 +96,15 @@ async def test_a_network_slower_than_the_deadline():
         assert 0.25 < time.perf_counter() - started < 1.0
         proxy.delay_s = 0.0
         assert same_arrays(await retried(verifier), expected())
+
+
+async def test_a_connection_that_never_opens_is_given_up_before_the_deadline():
+    async with proxied(table_verifier(), deadline_s=60.0) as (proxy, verifier):
+        proxy.is_deaf = True
+        started = time.perf_counter()
+        with pytest.raises(VerifierUnavailable):
+            await verifier.info()
+        assert time.perf_counter() - started < 4.0
 
 
 async def test_a_network_that_swallows_everything():

@@ -55,7 +55,9 @@ def test_committed_stub_is_current(tmp_path):
 
 def test_package_and_services():
     assert roles_pb2.DESCRIPTOR.package == "specdiff.v1"
-    methods = {name: [m.name for m in service.methods] for name, service in roles_pb2.DESCRIPTOR.services_by_name.items()}
+    methods = {
+        name: [m.name for m in service.methods] for name, service in roles_pb2.DESCRIPTOR.services_by_name.items()
+    }
     assert methods == {"Drafter": ["Info", "Draft", "Release"], "Verifier": ["Info", "Verify", "Release"]}
 
 
@@ -89,4 +91,6 @@ def test_everything_declared_has_a_comment():
 
 
 def test_the_scan_sees_a_missing_comment():
-    assert undocumented("// Yes.\nmessage A {\n  // Yes.\n  bytes b = 1;\n  repeated C d = 2;\n}") == ["repeated C d = 2;"]
+    assert undocumented("// Yes.\nmessage A {\n  // Yes.\n  bytes b = 1;\n  repeated C d = 2;\n}") == [
+        "repeated C d = 2;"
+    ]

@@ -1,0 +1,89 @@
+"""Builds the application that `serve run deployments:app` runs.
+
+Without `from __future__ import annotations`, on purpose: Serve reads the type of `args` from the annotation to parse
+`key=value` arguments, and as a string it would hand over a plain dict instead.
+"""
+
+from functools import partial
+from typing import Any
+
+from ray.serve import Application
+
+from deployments.drafter import Drafter
+from deployments.ingress import Ingress
+from deployments.router import Router
+from deployments.settings import AppSettings
+from deployments.verifier import Verifier
+from specdiff_dist.core.exactness import check_exact
+from specdiff_dist.drafters import load_drafter
+from specdiff_dist.models import resolve
+from specdiff_dist.quality import EXACT_TIER
+from specdiff_dist.text import Tokenizer
+from specdiff_dist.verifiers import load_verifier
+
+
+def app(args: AppSettings) -> Application:
+    """Ingress → router → verifier and drafter replicas. Raises InexactConfig when the exact tier is not exact."""
+    check_exact(args.tiers()[EXACT_TIER], None)  # the router checks again, with what the drafter says about itself
+    verifier = Verifier.options(
+        num_replicas=args.verifier_replicas,
+        ray_actor_options=_model_resources(args.verifier_num_cpus, args.verifier_num_gpus, args.verifier_num_threads),
+        **_model_options(args),
+    ).bind(
+        partial(
+            load_verifier, args.model, dtype=args.dtype, device=args.device, num_threads=args.verifier_num_threads,
+            max_model_len=args.max_model_len, max_sessions=args.max_sessions,
+        ),
+        grpc_host=args.grpc_host,
+        max_call_s=args.max_call_s,
+    )  # fmt: skip
+    drafter = None
+    if args.has_drafter:
+        drafter = Drafter.options(
+            num_replicas=args.drafter_replicas,
+            ray_actor_options=_model_resources(args.drafter_num_cpus, args.drafter_num_gpus, args.drafter_num_threads),
+            **_model_options(args),
+        ).bind(
+            partial(
+                load_drafter, args.drafter, verifier=args.model, dtype=args.drafter_dtype, device=args.device,
+                num_threads=args.drafter_num_threads, max_sessions=args.max_sessions,
+            ),
+            grpc_host=args.grpc_host,
+            max_call_s=args.max_call_s,
+        )  # fmt: skip
+    router = Router.options(
+        num_replicas=args.router_replicas,
+        max_ongoing_requests=args.max_ongoing_requests,
+        health_check_period_s=args.health_check_period_s,
+        ray_actor_options={"num_cpus": args.router_num_cpus},
+    ).bind(verifier, drafter, args, partial(_load_tokenizer, args.model))
+    return Ingress.options(
+        num_replicas=args.ingress_replicas,
+        max_ongoing_requests=args.max_ongoing_requests,
+        health_check_period_s=args.health_check_period_s,
+        ray_actor_options={"num_cpus": args.ingress_num_cpus},
+    ).bind(router, args)
+
+
+def _load_tokenizer(model: str) -> Tokenizer:
+    return Tokenizer.load(resolve(model).path)
+
+
+def _model_options(args: AppSettings) -> dict[str, Any]:
+    """Serve options of both roles: one ongoing request is one session's lease."""
+    return {"max_ongoing_requests": args.max_sessions, "health_check_period_s": args.health_check_period_s}
+
+
+def _model_resources(num_cpus: float, num_gpus: float, num_threads: int) -> dict[str, Any]:
+    """Ray options of both roles.
+
+    Drafting and verifying of one session alternate, so both may use all cores as long as idle threads sleep instead
+    of spinning: hence the wait policies. Ray would otherwise set OMP_NUM_THREADS from num_cpus.
+    """
+    environment = {
+        "OMP_NUM_THREADS": str(num_threads),
+        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
+    }
+    return {"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": {"env_vars": environment}}

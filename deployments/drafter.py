@@ -1,0 +1,48 @@
+"""The drafter deployment: a DrafterEngine behind a gRPC port, sessions placed by leases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from ray import serve
+from ray.actor import ActorHandle
+
+from deployments.replica import GuardedDrafter, OpenLeases, Replica, listen_host
+from specdiff_dist.roles import DrafterEngine
+from specdiff_dist.transport import envelope
+from specdiff_dist.transport.grpc_client import GrpcDrafter
+from specdiff_dist.transport.grpc_server import start_drafter_server
+
+
+@serve.deployment
+class Drafter:
+    """One replica. `load` is called in the replica's own process."""
+
+    async def __init__(self, load: Callable[[], DrafterEngine], *, grpc_host: str, max_call_s: float) -> None:
+        leases = OpenLeases()
+        engine = GuardedDrafter(load(), leases)
+        server = await start_drafter_server(engine, host=listen_host(grpc_host))
+        self._info = engine.info
+        self._address = server.address
+        self._replica = Replica(server, GrpcDrafter(server.address), leases, max_call_s=max_call_s)
+
+    async def lease(self, session_id: str, caller: ActorHandle | None = None) -> AsyncGenerator[bytes, None]:
+        """See Replica.lease."""
+        return self._replica.lease(session_id, caller)
+
+    async def info(self) -> bytes:
+        """The packed DrafterInfo."""
+        return envelope.pack(self._info)
+
+    async def counters(self) -> dict[str, int | str]:
+        """See Replica.counters."""
+        return self._replica.counters()
+
+    async def check_health(self) -> None:
+        """Fails when the model is stuck or the port does not answer a new connection."""
+        self._replica.check_model()
+        client = GrpcDrafter(self._address)
+        try:
+            await client.info()
+        finally:
+            await client.close()

@@ -1,0 +1,230 @@
+"""Roles whose replica is found by a lease: Serve places the session, rounds then go by gRPC straight to the replica.
+
+A lease is a Serve stream that stays open for the session. Its end tells of a replica's death within milliseconds; to
+give it back, the stream is cancelled. A lost verifier is replaced by another one, which asks for the whole prefix
+(PrefixMismatch); a lost drafter makes its rounds plain until another one is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from deployments.messages import LeaseGrant
+from specdiff_dist.errors import DrafterUnavailable, PrefixMismatch, RoleError, VerifierUnavailable
+from specdiff_dist.transport import envelope
+from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
+from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, VerifierInfo, VerifyCall
+
+FIRST_RETRY_S = 0.1  # between attempts to lease; doubles
+LAST_RETRY_S = 5.0
+CLOSE_PATIENCE_S = 2.0  # for the stream of a cancelled lease to end
+
+log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """What a lease needs of GrpcDrafter and GrpcVerifier."""
+
+    async def close(self) -> None: ...
+
+
+ClientT = TypeVar("ClientT", bound=Client)
+ReplyT = TypeVar("ReplyT")
+
+
+class LeaseLost(RoleError):
+    """The replica died, or ended the lease, during a call."""
+
+
+class Lease(Generic[ClientT]):
+    """A session's place on one replica, and the client of that replica."""
+
+    def __init__(self, client: ClientT, stream: DeploymentResponseGenerator) -> None:
+        self.client = client
+        self._stream = stream
+        self._ended = asyncio.create_task(self._until_end())
+
+    async def _until_end(self) -> None:
+        try:
+            async for _ in self._stream:
+                pass
+        except (RayError, RayServeException) as error:  # also our own cancel()
+            log.debug("a lease ended: %s", type(error).__name__)
+
+    async def call(self, work: Coroutine[Any, Any, ReplyT]) -> ReplyT:
+        """The result of `work`, a call of `client`. Raises LeaseLost as soon as the lease ends."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise LeaseLost("the replica went away during the call")
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Gives the place back: the replica frees the session's cache."""
+        self._stream.cancel()
+        await self.client.close()
+        await asyncio.wait({self._ended}, timeout=CLOSE_PATIENCE_S)
+
+
+class Replicas(Generic[ClientT]):
+    """Opens leases on the replicas of one deployment."""
+
+    def __init__(self, handle: DeploymentHandle, connect: Callable[[str], ClientT], caller: ActorHandle | None) -> None:
+        self._handle = handle.options(stream=True)
+        self._connect = connect
+        self._caller = caller
+
+    async def lease(self, session_id: str) -> Lease[ClientT]:
+        """Waits until a replica has room, however long; cancel it to give up."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                return await self._open(session_id)
+            except (RayError, RayServeException) as error:
+                log.warning("leasing from %s failed: %s", self._handle.deployment_name, type(error).__name__)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    async def _open(self, session_id: str) -> Lease[ClientT]:
+        stream = self._handle.lease.remote(session_id, self._caller)
+        try:
+            grant = envelope.unpack(await anext(stream), LeaseGrant)
+            return Lease(self._connect(_reachable(grant)), stream)
+        except BaseException:  # above all our own cancellation: an open stream nobody knows of would hold its place
+            stream.cancel()
+            raise
+
+
+def _reachable(grant: LeaseGrant) -> str:
+    host = urlsplit(f"//{grant.address}").hostname
+    if host in ("127.0.0.1", "::1") and grant.node_id != ray.get_runtime_context().get_node_id():
+        raise RoleError(
+            f"a replica on another machine listens on {host} only; set grpc_host to 'node' when machines join later"
+        )
+    return grant.address
+
+
+class LeasedVerifier:
+    """A Verifier for one session. Any trouble with its replica becomes PrefixMismatch(0) on the next one."""
+
+    def __init__(self, replicas: Replicas[GrpcVerifier], info: VerifierInfo, *, timeout_s: float) -> None:
+        self._replicas, self._info, self._timeout_s = replicas, info, timeout_s
+        self._lease: Lease[GrpcVerifier] | None = None
+        self._deadline: float | None = None  # monotonic; set while there is trouble
+
+    async def info(self) -> VerifierInfo:
+        return self._info
+
+    async def verify(self, call: VerifyCall) -> TargetRows:
+        """Raises VerifierUnavailable when no replica has answered for `timeout_s` seconds."""
+        if self._lease is None:
+            self._lease = await self._open(call.prefix.session_id)
+            if call.prefix.prefix_len:
+                raise PrefixMismatch(0)
+        try:
+            target = await self._lease.call(self._lease.client.verify(call))
+        except (LeaseLost, VerifierUnavailable) as error:
+            log.warning("session %s lost its verifier: %s", call.prefix.session_id, error)
+            await self._close()
+            self._deadline = self._deadline or monotonic() + self._timeout_s
+            raise PrefixMismatch(0) from error
+        self._deadline = None
+        return target
+
+    async def _open(self, session_id: str) -> Lease[GrpcVerifier]:
+        left_s = self._timeout_s if self._deadline is None else self._deadline - monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._replicas.lease(session_id)
+        except TimeoutError:
+            raise VerifierUnavailable(f"no verifier replica answered within {self._timeout_s:g} s") from None
+
+    async def _close(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await lease.close()
+
+    async def release(self, session_id: str) -> None:
+        await self._close()
+
+
+class LeasedDrafter:
+    """A Drafter for one session. While it has no replica it raises DrafterUnavailable and leases in the background.
+
+    `info` None: no drafter has ever answered; then every call raises.
+    """
+
+    def __init__(self, replicas: Replicas[GrpcDrafter], info: DrafterInfo | None, *, patience_s: float) -> None:
+        self._replicas, self._info, self._patience_s = replicas, info, patience_s
+        self._lease: Lease[GrpcDrafter] | None = None
+        self._leasing: asyncio.Task[Lease[GrpcDrafter]] | None = None
+        self._num_failures = 0  # in a row
+
+    async def info(self) -> DrafterInfo:
+        if self._info is None:
+            raise DrafterUnavailable("no drafter has answered yet")
+        return self._info
+
+    async def draft(self, call: DraftCall) -> DraftBlock:
+        """Never waits for a replica, the first time apart (`patience_s`)."""
+        await self.info()
+        session_id = call.prefix.session_id
+        if self._lease is None:
+            self._lease = await self._leased(session_id)
+            if call.prefix.prefix_len:
+                raise PrefixMismatch(0)
+        try:
+            block = await self._lease.call(self._lease.client.draft(call))
+        except (LeaseLost, DrafterUnavailable) as error:
+            log.warning("session %s lost its drafter: %s", session_id, error)
+            lease, self._lease = self._lease, None
+            await lease.close()
+            self._num_failures += 1
+            self._leasing = asyncio.create_task(self._lease_again(session_id))
+            raise DrafterUnavailable(str(error)) from error
+        self._num_failures = 0
+        return block
+
+    async def _leased(self, session_id: str) -> Lease[GrpcDrafter]:
+        patience_s = 0.0
+        if self._leasing is None:
+            self._leasing = asyncio.create_task(self._replicas.lease(session_id))
+            patience_s = self._patience_s
+        await asyncio.wait({self._leasing}, timeout=patience_s)
+        if not self._leasing.done():
+            raise DrafterUnavailable("no drafter replica has room at the moment")
+        leasing, self._leasing = self._leasing, None
+        try:
+            return leasing.result()
+        except RoleError as error:
+            raise DrafterUnavailable(str(error)) from error
+
+    async def _lease_again(self, session_id: str) -> Lease[GrpcDrafter]:
+        # A drafter that fails at every call is not asked at every round.
+        await asyncio.sleep(min(FIRST_RETRY_S * 2**self._num_failures, LAST_RETRY_S))
+        return await self._replicas.lease(session_id)
+
+    async def release(self, session_id: str) -> None:
+        lease, self._lease = self._lease, None
+        leasing, self._leasing = self._leasing, None
+        if leasing is not None:
+            leasing.cancel()
+            await asyncio.wait({leasing})
+            if not leasing.cancelled() and leasing.exception() is None:
+                lease = leasing.result()
+        if lease is not None:
+            await lease.close()

@@ -1,0 +1,197 @@
+"""What verifier and drafter replicas share: an engine behind a gRPC port, open to sessions that hold a lease.
+
+A lease is a streaming Serve call that stays open for the session (README, Leases). Whatever ends it frees the
+session's cache: the caller cancels, or the caller's process dies. The second needs `CallerWatch`: Ray keeps a stream
+running whose caller was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, RayError
+
+from deployments.messages import LeaseGrant
+from specdiff_dist.errors import DrafterUnavailable, VerifierUnavailable
+from specdiff_dist.roles import DrafterEngine, VerifierEngine
+from specdiff_dist.transport import envelope
+from specdiff_dist.transport.grpc_server import RoleServer
+from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, VerifierInfo, VerifyCall
+
+CALLER_POLL_S = 1.0  # a dead caller is noticed this late
+
+
+class OpenLeases:
+    """Which sessions may hold cache here, and what the model is doing. Read in the engine's thread, changed in the loop."""
+
+    def __init__(self) -> None:
+        self._num_leases: Counter[str] = Counter()
+        self.num_calls = 0
+        self.busy_since: float | None = None  # monotonic start of the running call
+
+    def __len__(self) -> int:
+        return len(self._num_leases)
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._num_leases
+
+    def open(self, session_id: str) -> None:
+        self._num_leases[session_id] += 1
+
+    def close(self, session_id: str) -> bool:
+        """Whether that was the session's last lease here: a session may come back before its old lease is gone."""
+        self._num_leases[session_id] -= 1
+        if self._num_leases[session_id] > 0:
+            return False
+        del self._num_leases[session_id]
+        return True
+
+    @contextmanager
+    def running_call(self) -> Iterator[None]:
+        self.num_calls += 1
+        self.busy_since = monotonic()
+        try:
+            yield
+        finally:
+            self.busy_since = None
+
+
+class GuardedVerifier:
+    """A VerifierEngine that serves leased sessions only: a call that arrives after its lease ended leaves no cache."""
+
+    def __init__(self, engine: VerifierEngine, leases: OpenLeases) -> None:
+        self._engine, self._leases = engine, leases
+
+    @property
+    def info(self) -> VerifierInfo:
+        return self._engine.info
+
+    @property
+    def num_sessions(self) -> int:
+        return self._engine.num_sessions
+
+    def verify(self, call: VerifyCall) -> TargetRows:
+        """Raises VerifierUnavailable without a lease."""
+        if call.prefix.session_id not in self._leases:
+            raise VerifierUnavailable("the session has no lease on this replica; lease it first")
+        with self._leases.running_call():
+            return self._engine.verify(call)
+
+    def release(self, session_id: str) -> None:
+        self._engine.release(session_id)
+
+
+class GuardedDrafter:
+    """A DrafterEngine that serves leased sessions only."""
+
+    def __init__(self, engine: DrafterEngine, leases: OpenLeases) -> None:
+        self._engine, self._leases = engine, leases
+
+    @property
+    def info(self) -> DrafterInfo:
+        return self._engine.info
+
+    @property
+    def num_sessions(self) -> int:
+        return self._engine.num_sessions
+
+    def draft(self, call: DraftCall) -> DraftBlock:
+        """Raises DrafterUnavailable without a lease."""
+        if call.prefix.session_id not in self._leases:
+            raise DrafterUnavailable("the session has no lease on this replica; lease it first")
+        with self._leases.running_call():
+            return self._engine.draft(call)
+
+    def release(self, session_id: str) -> None:
+        self._engine.release(session_id)
+
+
+class CallerWatch:
+    """Knows when an actor that holds leases here has died: one task per caller, however many leases it holds."""
+
+    def __init__(self) -> None:
+        self._until_dead: dict[ActorHandle, asyncio.Task[None]] = {}
+
+    async def until_dead(self, caller: ActorHandle | None) -> None:
+        """Returns when `caller` is dead; never for None (a caller outside the cluster's actors)."""
+        if caller is None:
+            await asyncio.Event().wait()
+            return
+        task = self._until_dead.get(caller)
+        if task is None:
+            task = self._until_dead[caller] = asyncio.create_task(_poll(caller))
+            task.add_done_callback(lambda _: self._until_dead.pop(caller, None))
+        await asyncio.shield(task)
+
+
+async def _poll(caller: ActorHandle) -> None:
+    while True:
+        try:
+            await caller.__ray_ready__.remote()
+        except ActorDiedError:
+            return
+        except RayError:  # out of reach for the moment: not dead
+            pass
+        await asyncio.sleep(CALLER_POLL_S)
+
+
+class Releasing(Protocol):
+    """A client of this replica's own port."""
+
+    async def release(self, session_id: str) -> None: ...
+
+
+class Replica:
+    """One engine, its server and its leases. Belongs to the event loop of the Serve replica's user code."""
+
+    def __init__(self, server: RoleServer, own_client: Releasing, leases: OpenLeases, *, max_call_s: float) -> None:
+        self._server, self._own_client, self._leases, self._max_call_s = server, own_client, leases, max_call_s
+        self._grant = envelope.pack(LeaseGrant(server.address, ray.get_runtime_context().get_node_id()))
+        self._callers = CallerWatch()
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def lease(self, session_id: str, caller: ActorHandle | None) -> AsyncGenerator[bytes, None]:
+        """Yields one LeaseGrant, then stays open. The session's cache is freed when it ends, however it ends."""
+        self._leases.open(session_id)
+        try:
+            yield self._grant
+            await self._callers.until_dead(caller)
+        finally:
+            if self._leases.close(session_id):
+                # Through the port, that is, in the engine's thread and behind any call that is still running.
+                task = asyncio.create_task(self._own_client.release(session_id))
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
+                await asyncio.shield(task)  # the slot Serve counts is free when the cache is
+
+    def counters(self) -> dict[str, int | str]:
+        """For tests and operators."""
+        return {
+            "pid": os.getpid(),
+            "address": self._server.address,
+            "num_sessions": self._server.engine.num_sessions,
+            "num_leases": len(self._leases),
+            "num_calls": self._leases.num_calls,
+        }
+
+    def check_model(self) -> None:
+        """Raises RuntimeError when the model has been at one call for too long: Serve then replaces the replica."""
+        since = self._leases.busy_since
+        if since is not None and monotonic() - since > self._max_call_s:
+            raise RuntimeError(f"a model call has been running for more than {self._max_call_s} s")
+
+
+def listen_host(grpc_host: str) -> str:
+    """The address for a replica's port that `AppSettings.grpc_host` means on this machine."""
+    if grpc_host not in ("auto", "node"):
+        return grpc_host
+    is_alone = grpc_host == "auto" and sum(node["Alive"] for node in ray.nodes()) == 1
+    return "127.0.0.1" if is_alone else ray.util.get_node_ip_address()

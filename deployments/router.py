@@ -1,0 +1,132 @@
+"""The router deployment: takes the leases, runs the round loop, streams the chunks. No model, no torch, no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deployments.leases import LeasedDrafter, LeasedVerifier, Replicas
+from deployments.messages import GenerateCall, RouterInfo, pack_chunk, pack_error, unpack_call
+from deployments.settings import AppSettings
+from specdiff_dist.config import DecodeConfig
+from specdiff_dist.core.exactness import check_exact
+from specdiff_dist.engine import decode
+from specdiff_dist.errors import InvalidRequest, SpecdiffError
+from specdiff_dist.quality import EXACT_TIER
+from specdiff_dist.text import Tokenizer
+from specdiff_dist.transport import envelope
+from specdiff_dist.transport.channel_pool import ChannelPool
+from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
+from specdiff_dist.types import DrafterInfo, VerifierInfo
+
+log = logging.getLogger(__name__)
+
+
+@serve.deployment
+class Router:
+    """One replica. Refuses to start (InexactConfig) when the exact tier could not keep its promise."""
+
+    async def __init__(
+        self,
+        verifier: DeploymentHandle,
+        drafter: DeploymentHandle | None,
+        settings: AppSettings,
+        load_tokenizer: Callable[[], Tokenizer] | None,
+    ) -> None:
+        """`load_tokenizer` None: answers carry token ids and no text."""
+        self._settings = settings
+        self._tiers = settings.tiers()
+        self._tokenizer = None if load_tokenizer is None else load_tokenizer()
+        caller = ray.get_runtime_context().current_actor
+        pool = ChannelPool()
+        self._verifiers = Replicas(verifier, partial(GrpcVerifier, pool=pool), caller)
+        self._drafters = None if drafter is None else Replicas(drafter, partial(GrpcDrafter, pool=pool), caller)
+        self._drafter_handle = drafter
+        self._drafter_info: DrafterInfo | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._verifier_info = envelope.unpack(await verifier.info.remote(), VerifierInfo)
+        if drafter is not None:
+            await self._ask_drafter(settings.lease_timeout_s)
+        check_exact(self._tiers[EXACT_TIER], self._drafter_info)
+
+    async def generate(self, packed_call: bytes) -> AsyncGenerator[bytes, None]:
+        """One answer's items (deployments/messages.py). Both replicas' caches are freed however it ends."""
+        try:
+            call = unpack_call(packed_call)
+            config = self._config(call)
+            self._ask_drafter_again()
+            detokenizer = None
+            if self._tokenizer is not None:
+                detokenizer = self._tokenizer.detokenizer(call.request.prompt_token_ids)
+            chunks = decode(
+                call.request, config, self._drafter(), self._verifier(), tier=call.tier, detokenizer=detokenizer
+            )
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield pack_chunk(chunk)
+        except SpecdiffError as error:
+            yield pack_error(error)
+        except Exception as error:
+            log.exception("a request failed")
+            yield pack_error(SpecdiffError(f"internal error ({type(error).__name__}); the router's log says more"))
+
+    async def info(self) -> bytes:
+        """The packed RouterInfo, from memory."""
+        self._ask_drafter_again()
+        info = self._verifier_info
+        settings = self._settings
+        return envelope.pack(
+            RouterInfo(
+                model=settings.served_model_name,
+                max_model_len=info.max_model_len,
+                verifier=info,
+                drafter=self._drafter_info,
+                tiers=tuple(self._tiers),
+                default_tier=settings.default_tier,
+            )
+        )
+
+    def _config(self, call: GenerateCall) -> DecodeConfig:
+        tier_config = self._tiers.get(call.tier)
+        if tier_config is None:
+            raise InvalidRequest(
+                f"unknown quality tier {call.tier!r}; the tiers are {', '.join(self._tiers)}", param="quality"
+            )
+        config = tier_config if call.config is None else call.config
+        if call.tier == EXACT_TIER:
+            check_exact(config, self._drafter_info, greedy_draft=call.request.sampling.is_greedy)
+        return config
+
+    def _verifier(self) -> LeasedVerifier:
+        return LeasedVerifier(self._verifiers, self._verifier_info, timeout_s=self._settings.lease_timeout_s)
+
+    def _drafter(self) -> LeasedDrafter | None:
+        if self._drafters is None:
+            return None
+        return LeasedDrafter(self._drafters, self._drafter_info, patience_s=self._settings.drafter_patience_s)
+
+    def _ask_drafter_again(self) -> None:
+        """A drafter that was away when this replica started is asked in the background."""
+        if self._drafter_handle is None or self._drafter_info is not None:
+            return
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_drafter(self._settings.lease_timeout_s))
+
+    async def _ask_drafter(self, timeout_s: float) -> None:
+        assert self._drafter_handle is not None
+        response = self._drafter_handle.info.remote()
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._drafter_info = envelope.unpack(await response, DrafterInfo)
+        except (RayError, RayServeException, TimeoutError) as error:
+            response.cancel()
+            log.warning("no drafter has answered yet (%s): decoding plainly", type(error).__name__)

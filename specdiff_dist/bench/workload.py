@@ -1,0 +1,49 @@
+"""What a measurement asks for, and how it is asked in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdiff_dist.types import RoundRecord
+
+if TYPE_CHECKING:
+    from specdiff_dist.api import GenerateOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests sent one at a time. They run to `max_tokens`, so that every run does the same work."""
+
+    prompts: tuple[str, ...]
+    tier: str
+    max_tokens: int
+    temperature: float | None = None  # None: the model's default
+    seed: int = 0
+
+    @property
+    def options(self) -> GenerateOptions:
+        """All but the tier, as `Pair.generate` takes it."""
+        options: GenerateOptions = {"max_tokens": self.max_tokens, "seed": self.seed, "ignore_eos": True}
+        return options if self.temperature is None else {**options, "temperature": self.temperature}
+
+
+@dataclass(frozen=True, slots=True)
+class PairSettings:
+    """The pair that answers; fields as those of `specdiff_dist.load_pair`."""
+
+    model: str
+    drafter: str | None
+    dtype: str
+    num_threads: int | None
+
+
+def rounds_in_process(workload: Workload, settings: PairSettings) -> Iterator[tuple[RoundRecord, ...]]:
+    """The rounds of each request, over local roles. Raises as `load_pair` and `Pair.generate`."""
+    from specdiff_dist.api import load_pair
+
+    pair = load_pair(settings.model, drafter=settings.drafter, dtype=settings.dtype, num_threads=settings.num_threads)
+    with pair:
+        for prompt in workload.prompts:
+            yield pair.generate(prompt, tier=workload.tier, **workload.options).rounds

@@ -1,0 +1,181 @@
+"""Leases through Serve: who holds cache, and when it is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+
+from deployments.messages import pack_call, unpack_item
+from deployments.router import Router
+from specdiff_dist.config import ConfidenceThreshold, DecodeConfig
+from specdiff_dist.errors import InexactConfig, InvalidRequest, VerifierUnavailable
+from specdiff_dist.transport.grpc_client import GrpcVerifier
+from specdiff_dist.types import PrefixStatement, SamplingParams, VerifyCall
+from tests.deployments.role_doubles import Answer, application, counters, seconds_until, table
+from tests.doubles import make_request, plain_greedy
+
+pytestmark = pytest.mark.ray
+
+MAX_SESSIONS = 4
+PROMPT = (1, 2, 3)
+
+
+class OpenRouter(Router.func_or_class):  # the real router, and a look into its process
+    async def process(self) -> tuple[int, list[str]]:
+        return os.getpid(), sorted(sys.modules)
+
+    async def num_channels(self) -> int:
+        return len(self._verifiers._connect.keywords["pool"])  # type: ignore[attr-defined]
+
+    async def num_tasks(self) -> int:
+        return len(asyncio.all_tasks())
+
+
+@pytest.fixture(scope="module")
+def app(serve_port: int) -> Iterator[dict[str, DeploymentHandle]]:
+    open_router = serve.deployment(OpenRouter, name="Router")
+    router = serve.run(application(open_router, max_sessions=MAX_SESSIONS), name="leases", route_prefix=None)
+    handles = {name: serve.get_deployment_handle(name, "leases") for name in ("Verifier", "Drafter")}
+    yield {"Router": router, **handles}
+    serve.delete("leases")
+
+
+def held(app: dict[str, DeploymentHandle]) -> list[tuple[Any, Any]]:
+    """(leases, sessions with cache) of the verifier and the drafter."""
+    values = [next(iter(counters(app[name]).values())) for name in ("Verifier", "Drafter")]
+    return [(each["num_leases"], each["num_sessions"]) for each in values]
+
+
+def nothing_held(app: dict[str, DeploymentHandle]) -> bool:
+    return held(app) == [(0, 0), (0, 0)]
+
+
+def test_an_answer_is_the_verifiers_and_leaves_nothing_behind(app):
+    answer = Answer(app["Router"], make_request(PROMPT, max_tokens=60))
+    answer.read(2)
+    assert held(app) == [(1, 1), (1, 1)]
+    assert answer.read() == plain_greedy(table(), PROMPT, 60)
+    receipt = answer.last.receipt
+    assert receipt.exact and not receipt.degraded and receipt.verifier_rebuilds == 0
+    assert receipt.num_accepted_tokens > receipt.num_rounds  # the drafter did draft
+    assert nothing_held(app)  # without waiting: the last item comes after the leases are back
+
+
+def test_a_cancelled_answer_frees_both_caches(app):
+    answer = Answer(app["Router"], make_request(PROMPT, max_tokens=1500))
+    answer.read(3)
+    assert held(app) == [(1, 1), (1, 1)]
+    answer.stream.cancel()
+    assert seconds_until(lambda: nothing_held(app)) < 2.0
+
+
+def test_answers_cancelled_at_any_moment_leave_no_place_taken(app):
+    """Ray Serve issue 44644: a request cancelled just as it starts kept its place for ever."""
+    for delay_s in (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05) * 8:
+        answer = Answer(app["Router"], make_request(PROMPT, max_tokens=1500, request_id=f"cancelled-{delay_s}"))
+        time.sleep(delay_s)
+        answer.stream.cancel()
+    assert seconds_until(lambda: nothing_held(app)) < 5.0
+    answers = [Answer(app["Router"], make_request(PROMPT, max_tokens=5, request_id=f"{i}")) for i in range(MAX_SESSIONS)]
+    assert [answer.read() for answer in answers] == [plain_greedy(table(), PROMPT, 5)] * MAX_SESSIONS
+
+
+def test_more_sessions_than_places_wait_their_turn(app):
+    num_answers = 3 * MAX_SESSIONS
+    answers = [Answer(app["Router"], make_request(PROMPT, max_tokens=10, request_id=f"{i}")) for i in range(num_answers)]
+    assert [answer.read() for answer in answers] == [plain_greedy(table(), PROMPT, 10)] * num_answers
+    assert seconds_until(lambda: nothing_held(app)) < 2.0
+
+
+def test_sessions_leave_no_task_and_share_one_channel_per_replica(app):
+    router = app["Router"]
+    Answer(router, make_request(PROMPT, max_tokens=5)).read()
+    before = router.num_tasks.remote().result()
+    for index in range(10):
+        Answer(router, make_request(PROMPT, max_tokens=5, request_id=f"{index}")).read()
+    assert router.num_tasks.remote().result() <= before
+    assert router.num_channels.remote().result() == 2
+
+
+def test_a_replica_answers_leased_sessions_only(app):
+    address = next(iter(counters(app["Verifier"]).values()))["address"]
+    prefix = PrefixStatement("stranger", 0, 0, 0, np_int32(PROMPT))
+    call = VerifyCall(prefix, np_int32(()), SamplingParams(0.0), None, np_float64(1))
+
+    async def call_without_lease() -> None:
+        client = GrpcVerifier(address)
+        try:
+            await client.verify(call)
+        finally:
+            await client.close()
+
+    with pytest.raises(VerifierUnavailable, match="no lease"):
+        asyncio.run(call_without_lease())
+    assert nothing_held(app)
+
+
+def test_requests_that_cannot_be_served_are_typed_errors(app):
+    router = app["Router"].options(stream=True)
+    too_long = pack_call(make_request(PROMPT, max_tokens=5000), tier="exact", config=None)
+    with pytest.raises(InvalidRequest, match="context length") as long_error:
+        unpack_item(next(iter(router.generate.remote(too_long))))
+    assert long_error.value.param == "max_tokens"
+    unknown = pack_call(make_request(PROMPT), tier="best", config=None)
+    with pytest.raises(InvalidRequest, match="'best'"):
+        unpack_item(next(iter(router.generate.remote(unknown))))
+    with pytest.raises(InvalidRequest, match="malformed"):
+        unpack_item(next(iter(router.generate.remote(b"\xc1"))))
+    assert nothing_held(app)
+
+
+def test_the_exact_tier_refuses_an_inexact_config_by_trap(app):
+    # A deterministic drafter is exact under any policy, so the rule itself has to be the lossy part here.
+    from specdiff_dist.config import Linear
+
+    config = DecodeConfig(Linear(0.1), policy=ConfidenceThreshold(0.5, 4, "token_prob"))
+    call = pack_call(make_request(PROMPT, temperature=1.0), tier="exact", config=config)
+    with pytest.raises(InexactConfig) as error:
+        unpack_item(next(iter(app["Router"].options(stream=True).generate.remote(call))))
+    assert error.value.trap == 0
+
+
+def test_the_router_imports_neither_torch_nor_transformers(app):
+    Answer(app["Router"], make_request(PROMPT, max_tokens=5)).read()
+    _, modules = app["Router"].process.remote().result()
+    assert "specdiff_dist.engine.decode" in modules
+    assert not {"torch", "transformers"} & set(modules)
+
+
+def test_a_router_that_dies_gives_its_places_back(app):
+    """Ray leaves a stream open whose caller was killed; the replicas watch their callers themselves."""
+    answer = Answer(app["Router"], make_request(PROMPT, max_tokens=1500))
+    answer.read(3)
+    pid, _ = app["Router"].process.remote().result()
+    os.kill(pid, signal.SIGKILL)
+    assert seconds_until(lambda: nothing_held(app)) < 2.5  # polled every second
+    with pytest.raises(RayError):
+        answer.read()
+    seconds_until(lambda: app["Router"].process.remote().result()[0] != pid, 20)
+    assert Answer(app["Router"], make_request(PROMPT, max_tokens=5)).read() == plain_greedy(table(), PROMPT, 5)
+
+
+def np_int32(values):
+    import numpy as np
+
+    return np.array(values, np.int32)
+
+
+def np_float64(length):
+    import numpy as np
+
+    return np.zeros(length, np.float64)
