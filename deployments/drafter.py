@@ -14,7 +14,7 @@ from specdiff_dist.transport.grpc_client import GrpcDrafter
 from specdiff_dist.transport.grpc_server import start_drafter_server
 
 
-@serve.deployment
+@serve.deployment(logging_config={"enable_access_log": False})  # a line per session says nothing
 class Drafter:
     """One replica. `load` is called in the replica's own process."""
 

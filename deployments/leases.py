@@ -1,7 +1,7 @@
 """Roles whose replica is found by a lease: Serve places the session, rounds then go by gRPC straight to the replica.
 
-A lease is a Serve stream that stays open for the session. Its end tells of a replica's death within milliseconds; to
-give it back, the stream is cancelled. A lost verifier is replaced by another one, which asks for the whole prefix
+A lease is a Serve stream that stays open for the session. Its end tells of a replica's death within milliseconds. It is
+given back by releasing the session, and by cancelling the stream where that does not end it. A lost verifier is replaced by another one, which asks for the whole prefix
 (PrefixMismatch); a lost drafter makes its rounds plain until another one is there.
 """
 
@@ -28,13 +28,15 @@ from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, 
 
 FIRST_RETRY_S = 0.1  # between attempts to lease; doubles
 LAST_RETRY_S = 5.0
-CLOSE_PATIENCE_S = 2.0  # for the stream of a cancelled lease to end
+RELEASE_PATIENCE_S = 1.0  # for a release to end the stream; then it is cancelled
 
 log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
     """What a lease needs of GrpcDrafter and GrpcVerifier."""
+
+    async def release(self, session_id: str) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -50,8 +52,9 @@ class LeaseLost(RoleError):
 class Lease(Generic[ClientT]):
     """A session's place on one replica, and the client of that replica."""
 
-    def __init__(self, client: ClientT, stream: DeploymentResponseGenerator) -> None:
+    def __init__(self, session_id: str, client: ClientT, stream: DeploymentResponseGenerator) -> None:
         self.client = client
+        self._session_id = session_id
         self._stream = stream
         self._ended = asyncio.create_task(self._until_end())
 
@@ -73,11 +76,22 @@ class Lease(Generic[ClientT]):
         finally:
             task.cancel()
 
-    async def close(self) -> None:
-        """Gives the place back: the replica frees the session's cache."""
-        self._stream.cancel()
-        await self.client.close()
-        await asyncio.wait({self._ended}, timeout=CLOSE_PATIENCE_S)
+    async def close(self, *, is_lost: bool) -> None:
+        """Gives the place back: the replica frees the session's cache.
+
+        `is_lost`: cancels at once and asks nothing of the replica; the session may already have a new lease there,
+        which a release would end, too.
+        """
+        try:
+            if not is_lost:
+                async with asyncio.timeout(RELEASE_PATIENCE_S):
+                    await self.client.release(self._session_id)
+                    await self._ended
+        except TimeoutError:
+            log.debug("a release takes long: cancelling the lease")
+        finally:
+            self._stream.cancel()
+            await self.client.close()
 
 
 class Replicas(Generic[ClientT]):
@@ -87,6 +101,7 @@ class Replicas(Generic[ClientT]):
         self._handle = handle.options(stream=True)
         self._connect = connect
         self._caller = caller
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def lease(self, session_id: str) -> Lease[ClientT]:
         """Waits until a replica has room, however long; cancel it to give up."""
@@ -103,10 +118,16 @@ class Replicas(Generic[ClientT]):
         stream = self._handle.lease.remote(session_id, self._caller)
         try:
             grant = envelope.unpack(await anext(stream), LeaseGrant)
-            return Lease(self._connect(_reachable(grant)), stream)
+            return Lease(session_id, self._connect(_reachable(grant)), stream)
         except BaseException:  # above all our own cancellation: an open stream nobody knows of would hold its place
             stream.cancel()
             raise
+
+    def give_back(self, lease: Lease[ClientT], *, is_lost: bool = False) -> None:
+        """Closes the lease in the background: an answer does not wait for it, and cancelling cannot interrupt it."""
+        task = asyncio.create_task(lease.close(is_lost=is_lost))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 def _reachable(grant: LeaseGrant) -> str:
@@ -139,7 +160,8 @@ class LeasedVerifier:
             target = await self._lease.call(self._lease.client.verify(call))
         except (LeaseLost, VerifierUnavailable) as error:
             log.warning("session %s lost its verifier: %s", call.prefix.session_id, error)
-            await self._close()
+            lease, self._lease = self._lease, None
+            self._replicas.give_back(lease, is_lost=True)
             self._deadline = self._deadline or monotonic() + self._timeout_s
             raise PrefixMismatch(0) from error
         self._deadline = None
@@ -153,13 +175,10 @@ class LeasedVerifier:
         except TimeoutError:
             raise VerifierUnavailable(f"no verifier replica answered within {self._timeout_s:g} s") from None
 
-    async def _close(self) -> None:
+    async def release(self, session_id: str) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            await lease.close()
-
-    async def release(self, session_id: str) -> None:
-        await self._close()
+            self._replicas.give_back(lease)
 
 
 class LeasedDrafter:
@@ -192,7 +211,7 @@ class LeasedDrafter:
         except (LeaseLost, DrafterUnavailable) as error:
             log.warning("session %s lost its drafter: %s", session_id, error)
             lease, self._lease = self._lease, None
-            await lease.close()
+            self._replicas.give_back(lease, is_lost=True)
             self._num_failures += 1
             self._leasing = asyncio.create_task(self._lease_again(session_id))
             raise DrafterUnavailable(str(error)) from error
@@ -221,10 +240,7 @@ class LeasedDrafter:
     async def release(self, session_id: str) -> None:
         lease, self._lease = self._lease, None
         leasing, self._leasing = self._leasing, None
-        if leasing is not None:
-            leasing.cancel()
-            await asyncio.wait({leasing})
-            if not leasing.cancelled() and leasing.exception() is None:
-                lease = leasing.result()
+        if leasing is not None and not leasing.cancel() and not leasing.cancelled() and leasing.exception() is None:
+            lease = leasing.result()
         if lease is not None:
-            await lease.close()
+            self._replicas.give_back(lease)

@@ -1,8 +1,9 @@
 """What verifier and drafter replicas share: an engine behind a gRPC port, open to sessions that hold a lease.
 
 A lease is a streaming Serve call that stays open for the session (README, Leases). Whatever ends it frees the
-session's cache: the caller cancels, or the caller's process dies. The second needs `CallerWatch`: Ray keeps a stream
-running whose caller was killed.
+session's cache: the caller releases the session, or cancels the stream, or dies. The last needs `CallerWatch`: Ray keeps
+a stream running whose caller was killed. A release lets the stream end by itself, because Serve counts a cancelled one
+as an error.
 """
 
 from __future__ import annotations
@@ -30,29 +31,40 @@ CALLER_POLL_S = 1.0  # a dead caller is noticed this late
 
 
 class OpenLeases:
-    """Which sessions may hold cache here, and what the model is doing. Read in the engine's thread, changed in the loop."""
+    """Which sessions may hold cache here, and what the model is doing. Changed in the event loop, asked in the engine's
+    thread."""
 
     def __init__(self) -> None:
-        self._num_leases: Counter[str] = Counter()
+        self._open: dict[str, list[asyncio.Event]] = {}  # a session may come back before its old lease is gone
+        self._loop = asyncio.get_running_loop()
         self.num_calls = 0
         self.busy_since: float | None = None  # monotonic start of the running call
 
     def __len__(self) -> int:
-        return len(self._num_leases)
+        return len(self._open)
 
     def __contains__(self, session_id: str) -> bool:
-        return session_id in self._num_leases
+        return session_id in self._open
 
-    def open(self, session_id: str) -> None:
-        self._num_leases[session_id] += 1
+    def open(self, session_id: str) -> asyncio.Event:
+        """Opens a lease; the event is set when the session is released."""
+        released = asyncio.Event()
+        self._open.setdefault(session_id, []).append(released)
+        return released
 
-    def close(self, session_id: str) -> bool:
-        """Whether that was the session's last lease here: a session may come back before its old lease is gone."""
-        self._num_leases[session_id] -= 1
-        if self._num_leases[session_id] > 0:
+    def close(self, session_id: str, released: asyncio.Event) -> bool:
+        """Whether that was the session's last lease here."""
+        leases = self._open[session_id]
+        leases.remove(released)
+        if leases:
             return False
-        del self._num_leases[session_id]
+        del self._open[session_id]
         return True
+
+    def release(self, session_id: str) -> None:
+        """Lets the session's leases end by themselves. Called in the engine's thread."""
+        for released in self._open.get(session_id, ()):
+            self._loop.call_soon_threadsafe(released.set)
 
     @contextmanager
     def running_call(self) -> Iterator[None]:
@@ -87,6 +99,7 @@ class GuardedVerifier:
 
     def release(self, session_id: str) -> None:
         self._engine.release(session_id)
+        self._leases.release(session_id)
 
 
 class GuardedDrafter:
@@ -112,6 +125,7 @@ class GuardedDrafter:
 
     def release(self, session_id: str) -> None:
         self._engine.release(session_id)
+        self._leases.release(session_id)
 
 
 class CallerWatch:
@@ -159,13 +173,19 @@ class Replica:
         self._releases: set[asyncio.Task[None]] = set()
 
     async def lease(self, session_id: str, caller: ActorHandle | None) -> AsyncGenerator[bytes, None]:
-        """Yields one LeaseGrant, then stays open. The session's cache is freed when it ends, however it ends."""
-        self._leases.open(session_id)
+        """Yields one LeaseGrant, then stays open until the session is released, or the caller cancels or dies.
+
+        However it ends, the session's cache is freed.
+        """
+        released = self._leases.open(session_id)
+        ends = [asyncio.create_task(released.wait()), asyncio.create_task(self._callers.until_dead(caller))]
         try:
             yield self._grant
-            await self._callers.until_dead(caller)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if self._leases.close(session_id):
+            for task in ends:
+                task.cancel()
+            if self._leases.close(session_id, released):
                 # Through the port, that is, in the engine's thread and behind any call that is still running.
                 task = asyncio.create_task(self._own_client.release(session_id))
                 self._releases.add(task)

@@ -26,7 +26,12 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 
 def _from_json(value: object) -> object:
     """Command-line values are strings."""
-    return json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
 
 
 class AppSettings(BaseModel):

@@ -216,7 +216,7 @@ def load_pair(
     Args:
         model: a known name (`specdiff models`), a local folder or a hub id.
         drafter: "diffusion", "prompt-lookup", a folder with weights, or None for plain decoding.
-        dtype: "auto", "float32", "bfloat16", "float16" of both models.
+        dtype: "auto", "float32" or "bfloat16", of both models.
         device: "auto", "cpu", "cuda", "cuda:1" …
         num_threads: CPU threads of the models; None leaves PyTorch's choice.
         progress: told in words what takes long: the first use of a model fetches and converts it.

@@ -123,7 +123,7 @@ class GenerationBody(_Strict):
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
     seed: Seed | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Annotated[Any, BeforeValidator(_stop)] = ()

@@ -24,8 +24,13 @@ class Workload:
 
     @property
     def options(self) -> GenerateOptions:
-        """All but the tier, as `Pair.generate` takes it."""
-        options: GenerateOptions = {"max_tokens": self.max_tokens, "seed": self.seed, "ignore_eos": True}
+        """As `Pair.generate` takes them."""
+        options: GenerateOptions = {
+            "tier": self.tier,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "ignore_eos": True,
+        }
         return options if self.temperature is None else {**options, "temperature": self.temperature}
 
 
@@ -46,4 +51,4 @@ def rounds_in_process(workload: Workload, settings: PairSettings) -> Iterator[tu
     pair = load_pair(settings.model, drafter=settings.drafter, dtype=settings.dtype, num_threads=settings.num_threads)
     with pair:
         for prompt in workload.prompts:
-            yield pair.generate(prompt, tier=workload.tier, **workload.options).rounds
+            yield pair.generate(prompt, **workload.options).rounds

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdiff_dist.config import REVEAL_ORDERS
-from specdiff_dist.core.rows import IntArray, SparseRows
+from specdiff_dist.core.rows import IntArray
 from specdiff_dist.drafters.block_model import BlockCache, BlockModel, BlockModelConfig
 from specdiff_dist.drafters.denoise import Prediction, denoise
 from specdiff_dist.drafters.linear import has_int8
@@ -49,7 +49,13 @@ class BlockDiffusionDrafter:
 
     @staticmethod
     def load(
-        folder: Path, *, name: str, verifier_folder: Path, dtype: str = "auto", device: str = "auto", max_sessions: int = 64
+        folder: Path,
+        *,
+        name: str,
+        verifier_folder: Path,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_sessions: int = 64,
     ) -> BlockDiffusionDrafter:
         """Loads `config.json` and the one safetensors file of `folder`, and the verifier's embeddings.
 

@@ -42,7 +42,7 @@ class DetokenizerFactory:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
-        self._kinds = _kinds(decoder)
+        self._kinds = [kind for kind in _kinds(decoder) if kind != "Fuse"]  # it joins, which we do anyway
         self._vocabulary = _Vocabulary(backend)
 
     def after(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
@@ -115,8 +115,8 @@ class _ByteLevelDetokenizer:
             if vocabulary.is_visible(token_id):
                 tail = vocabulary.byte_level(token_id) + tail
         self._utf8.decode(tail)
-        # decode(prompt) already shows an open character as one U+FFFD: if it comes to nothing, it is not ours.
-        self._prompt_is_open = bool(self._utf8.getstate()[0])
+        # decode(prompt) already shows the open bytes as U+FFFD: if they come to nothing, that is not ours.
+        self._shown_by_prompt = self._utf8.getstate()[0].decode("utf-8", "replace")
 
     def push(self, token_id: int) -> str:
         if not self._vocabulary.is_visible(token_id):
@@ -127,9 +127,8 @@ class _ByteLevelDetokenizer:
         return self._show(self._utf8.decode(b"", final=True))
 
     def _show(self, text: str) -> str:
-        if text and self._prompt_is_open:
-            self._prompt_is_open = False
-            return text.removeprefix(REPLACEMENT)
+        if text and self._shown_by_prompt:
+            text, self._shown_by_prompt = _beyond(self._shown_by_prompt, text), ""
         return text
 
 
@@ -165,7 +164,7 @@ class _ContextDetokenizer:
         text = self._vocabulary.decode(self._context + self._held)
         if self._has_byte_level and text.endswith(REPLACEMENT):  # byte-level inside a longer pipeline
             return ""
-        shown = self._beyond_context(text)
+        shown = _beyond(self._context_text, text)
         self._set_context([token_id])
         self._held = []
         return shown
@@ -174,15 +173,17 @@ class _ContextDetokenizer:
         if not self._held:
             return ""
         text, self._held = self._vocabulary.decode(self._context + self._held), []
-        return self._beyond_context(text)
+        return _beyond(self._context_text, text)
 
     def _set_context(self, token_ids: list[int]) -> None:
         self._context = token_ids
         self._context_text = self._vocabulary.decode(token_ids)
 
-    def _beyond_context(self, text: str) -> str:
-        if text.startswith(self._context_text):
-            return text.removeprefix(self._context_text)
-        # Only behind a prompt that ends inside a run of byte tokens: the answer's bytes change how the run reads.
-        differs = (at for at, (old, new) in enumerate(zip(self._context_text, text, strict=False)) if old != new)
-        return text[next(differs, len(text)) :]
+
+def _beyond(before: str, text: str) -> str:
+    """`text` without its longest common prefix with `before`."""
+    if text.startswith(before):
+        return text[len(before) :]
+    # Only where a prompt ends inside a character: the answer changes how its last bytes read.
+    differs = (at for at, (old, new) in enumerate(zip(before, text, strict=False)) if old != new)
+    return text[next(differs, len(text)) :]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
-from specdiff_dist.types import MAX_NARROW_SUPPORT, CallCost, SamplingParams, TargetRows, VerifyCall
+from specdiff_dist.types import MAX_NARROW_SUPPORT, CallCost, TargetRows, VerifyCall
 from specdiff_dist.verifiers.wide_draws import draw_wide
 
 
@@ -155,4 +155,3 @@ def _proposals_for_wide(call: VerifyCall, num_rows: int, vocab_size: int) -> Spa
     if num_draft:
         proposals.check(vocab_size=vocab_size, what="proposal")
     return proposals
-

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import ray
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
@@ -74,9 +73,9 @@ def application(
     more: dict[str, Any] = {"grpc_host": "auto", "max_call_s": 60.0}
     verifier = Verifier.options(num_replicas=settings.verifier_replicas, **options).bind(load_verifier, **more)
     drafter = Drafter.options(num_replicas=settings.drafter_replicas, **options).bind(load_drafter, **more)
-    return router.options(max_ongoing_requests=100, health_check_period_s=0.5, ray_actor_options={"num_cpus": 0.1}).bind(
-        verifier, drafter if settings.has_drafter else None, settings, None
-    )
+    return router.options(
+        max_ongoing_requests=100, health_check_period_s=0.5, ray_actor_options={"num_cpus": 0.1}
+    ).bind(verifier, drafter if settings.has_drafter else None, settings, None)
 
 
 class Answer:
@@ -116,7 +115,3 @@ def seconds_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> flo
         assert time.monotonic() - started < timeout_s, f"still not so after {timeout_s} s"
         time.sleep(0.05)
     return time.monotonic() - started
-
-
-def is_running(pid: int) -> bool:
-    return any(actor["Pid"] == pid for actor in ray._private.state.actors().values())  # noqa: SLF001

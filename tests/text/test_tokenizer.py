@@ -72,7 +72,7 @@ class TestAgainstTransformers:
         "template",
         [
             "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }} {{ tools is none }}",
-            "{% for m in messages %}\n  {% generation %}{% set x = 1 %}{{ m.content }}\n{% endgeneration %}\n{% endfor %}{{ x }}",
+            "{% for m in messages %}\n  {% generation %}{{ m.content }}\n{% endgeneration %}\n{% endfor %}{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}",
             "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m['content'] | trim }}{% endfor %}",
             "{{ strftime_now('%Y') }}{{ bos_token }}{{ eos_token }}{{ absent }}{% if add_generation_prompt %}>{% endif %}",
             "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",

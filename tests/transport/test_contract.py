@@ -306,7 +306,12 @@ NONE = SparseRows.from_rows([])
         with_fields(proposals=SparseRows(np.arange(5, dtype=np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))),
         with_fields(proposals=SparseRows.one_hot([1, 2, 3, VOCAB])),
         with_fields(proposals=SparseRows(np.arange(5, dtype=np.int64), np.arange(4, dtype=np.int32), np.ones(4))),  # type: ignore[arg-type]
-        with_fields(token_ids=np.arange(9, dtype=np.int32)),
+        with_fields(
+            token_ids=np.arange(9, dtype=np.int32),
+            proposals=SparseRows.one_hot(np.arange(9)),
+            confidences=np.ones(9, np.float32),
+            max_probs=np.ones(9, np.float32),
+        ),
         with_fields(token_ids=np.arange(4)),
         with_fields(token_ids=np.array([1, 2, 3, -1], np.int32)),
         with_fields(token_ids=np.array([[1, 2, 3, 4]], np.int32)),
