@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from deployments.handle_stream import HandleStream
 from deployments.messages import RouterInfo, pack_call, unpack_item
 from deployments.openai_api.app import build_api
 from deployments.openai_api.backend import ServedModel, ServiceInfo
@@ -53,17 +54,16 @@ class RouterBackend:
         """See Backend.generate."""
         call = pack_call(request, tier=tier, config=config)
         items = cast(DeploymentResponseGenerator, self._router.generate.options(stream=True).remote(call))
-        is_exhausted = False
+        stream = HandleStream(items)
         try:
-            async for item in items:
+            await stream.first()  # the router has taken the call, no more
+            async for item in stream.rest():
                 yield unpack_item(item)
-            is_exhausted = True
         except _NOBODY_THERE as error:
             raise _busy(error) from error
         finally:
             # Dropping the reference stops nothing; only this makes the router let go of the session.
-            if not is_exhausted:
-                items.cancel()
+            stream.close()
 
 
 def _busy(error: Exception) -> Exception:

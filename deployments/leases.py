@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import ray
@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from deployments.handle_stream import HandleStream
 from deployments.messages import LeaseGrant
 from specdiff_dist.errors import DrafterUnavailable, PrefixMismatch, RoleError, VerifierUnavailable
 from specdiff_dist.transport import envelope
@@ -52,7 +53,7 @@ class LeaseLost(RoleError):
 class Lease(Generic[ClientT]):
     """A session's place on one replica, and the client of that replica."""
 
-    def __init__(self, session_id: str, client: ClientT, stream: DeploymentResponseGenerator) -> None:
+    def __init__(self, session_id: str, client: ClientT, stream: HandleStream) -> None:
         self.client = client
         self._session_id = session_id
         self._stream = stream
@@ -60,7 +61,7 @@ class Lease(Generic[ClientT]):
 
     async def _until_end(self) -> None:
         try:
-            async for _ in self._stream:
+            async for _ in self._stream.rest():
                 pass
         except (RayError, RayServeException) as error:  # also our own cancel()
             log.debug("a lease ended: %s", type(error).__name__)
@@ -90,7 +91,7 @@ class Lease(Generic[ClientT]):
         except TimeoutError:
             log.debug("a release takes long: cancelling the lease")
         finally:
-            self._stream.cancel()
+            self._stream.close()
             await self.client.close()
 
 
@@ -115,12 +116,14 @@ class Replicas(Generic[ClientT]):
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     async def _open(self, session_id: str) -> Lease[ClientT]:
-        stream = self._handle.lease.remote(session_id, self._caller)
+        stream = HandleStream(cast(DeploymentResponseGenerator, self._handle.lease.remote(session_id, self._caller)))
         try:
-            grant = envelope.unpack(await anext(stream), LeaseGrant)
-            return Lease(session_id, self._connect(_reachable(grant)), stream)
-        except BaseException:  # above all our own cancellation: an open stream nobody knows of would hold its place
-            stream.cancel()
+            grant = await stream.first()
+            if grant is None:
+                raise RayServeException("the lease ended before it began")
+            return Lease(session_id, self._connect(_reachable(envelope.unpack(grant, LeaseGrant))), stream)
+        except BaseException:  # above all our own cancellation: an open lease nobody knows of would hold its place
+            stream.close()
             raise
 
     def give_back(self, lease: Lease[ClientT], *, is_lost: bool = False) -> None:

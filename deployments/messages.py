@@ -70,7 +70,10 @@ class ErrorReport:
 
 @dataclass(frozen=True, slots=True)
 class RouterItem:
-    """One item of an answer's stream: exactly one field is set. An error is the last item."""
+    """One item of an answer's stream: exactly one field is set.
+
+    The first item is a chunk without tokens: the router has taken the call. An error is the last item.
+    """
 
     chunk: TokenChunk | None
     error: ErrorReport | None

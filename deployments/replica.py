@@ -10,24 +10,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from deployments.messages import LeaseGrant
-from specdiff_dist.errors import DrafterUnavailable, VerifierUnavailable
+from specdiff_dist.errors import DrafterUnavailable, RoleError, VerifierUnavailable
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport import envelope
 from specdiff_dist.transport.grpc_server import RoleServer
 from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, VerifierInfo, VerifyCall
 
 CALLER_POLL_S = 1.0  # a dead caller is noticed this late
+IDLE_LEASE_S = 300.0  # a lease without calls ends: a cancellation that got lost does not hold its place for ever
+
+
+@dataclass(slots=True)
+class LeasedSession:
+    """A session and its leases: it may come back before its old lease is gone."""
+
+    last_used: float  # monotonic
+    releases: list[asyncio.Event] = field(default_factory=list)
 
 
 class OpenLeases:
@@ -35,41 +44,47 @@ class OpenLeases:
     thread."""
 
     def __init__(self) -> None:
-        self._open: dict[str, list[asyncio.Event]] = {}  # a session may come back before its old lease is gone
+        self._sessions: dict[str, LeasedSession] = {}
         self._loop = asyncio.get_running_loop()
         self.num_calls = 0
         self.busy_since: float | None = None  # monotonic start of the running call
 
     def __len__(self) -> int:
-        return len(self._open)
-
-    def __contains__(self, session_id: str) -> bool:
-        return session_id in self._open
+        return len(self._sessions)
 
     def open(self, session_id: str) -> asyncio.Event:
         """Opens a lease; the event is set when the session is released."""
-        released = asyncio.Event()
-        self._open.setdefault(session_id, []).append(released)
-        return released
+        session = self._sessions.setdefault(session_id, LeasedSession(monotonic()))
+        session.releases.append(asyncio.Event())
+        return session.releases[-1]
 
     def close(self, session_id: str, released: asyncio.Event) -> bool:
         """Whether that was the session's last lease here."""
-        leases = self._open[session_id]
-        leases.remove(released)
-        if leases:
+        releases = self._sessions[session_id].releases
+        releases.remove(released)
+        if releases:
             return False
-        del self._open[session_id]
+        del self._sessions[session_id]
         return True
+
+    def idle_s(self, session_id: str) -> float:
+        """Seconds since the session's last call."""
+        return monotonic() - self._sessions[session_id].last_used
 
     def release(self, session_id: str) -> None:
         """Lets the session's leases end by themselves. Called in the engine's thread."""
-        for released in self._open.get(session_id, ()):
+        session = self._sessions.get(session_id)
+        for released in session.releases if session is not None else ():
             self._loop.call_soon_threadsafe(released.set)
 
     @contextmanager
-    def running_call(self) -> Iterator[None]:
+    def running_call(self, session_id: str, unavailable: type[RoleError]) -> Iterator[None]:
+        """Around a call, in the engine's thread. Raises `unavailable` without a lease."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise unavailable("the session has no lease on this replica; lease it first")
         self.num_calls += 1
-        self.busy_since = monotonic()
+        self.busy_since = session.last_used = monotonic()
         try:
             yield
         finally:
@@ -92,9 +107,7 @@ class GuardedVerifier:
 
     def verify(self, call: VerifyCall) -> TargetRows:
         """Raises VerifierUnavailable without a lease."""
-        if call.prefix.session_id not in self._leases:
-            raise VerifierUnavailable("the session has no lease on this replica; lease it first")
-        with self._leases.running_call():
+        with self._leases.running_call(call.prefix.session_id, VerifierUnavailable):
             return self._engine.verify(call)
 
     def release(self, session_id: str) -> None:
@@ -118,9 +131,7 @@ class GuardedDrafter:
 
     def draft(self, call: DraftCall) -> DraftBlock:
         """Raises DrafterUnavailable without a lease."""
-        if call.prefix.session_id not in self._leases:
-            raise DrafterUnavailable("the session has no lease on this replica; lease it first")
-        with self._leases.running_call():
+        with self._leases.running_call(call.prefix.session_id, DrafterUnavailable):
             return self._engine.draft(call)
 
     def release(self, session_id: str) -> None:
@@ -146,7 +157,7 @@ class CallerWatch:
         await asyncio.shield(task)
 
 
-async def _poll(caller: ActorHandle) -> None:
+async def _poll(caller: Any) -> None:
     while True:
         try:
             await caller.__ray_ready__.remote()
@@ -166,14 +177,23 @@ class Releasing(Protocol):
 class Replica:
     """One engine, its server and its leases. Belongs to the event loop of the Serve replica's user code."""
 
-    def __init__(self, server: RoleServer, own_client: Releasing, leases: OpenLeases, *, max_call_s: float) -> None:
-        self._server, self._own_client, self._leases, self._max_call_s = server, own_client, leases, max_call_s
+    def __init__(
+        self,
+        server: RoleServer,
+        own_client: Releasing,
+        leases: OpenLeases,
+        *,
+        max_call_s: float,
+        idle_lease_s: float = IDLE_LEASE_S,
+    ) -> None:
+        self._server, self._own_client, self._leases = server, own_client, leases
+        self._max_call_s, self._idle_lease_s = max_call_s, idle_lease_s
         self._grant = envelope.pack(LeaseGrant(server.address, ray.get_runtime_context().get_node_id()))
         self._callers = CallerWatch()
         self._releases: set[asyncio.Task[None]] = set()
 
     async def lease(self, session_id: str, caller: ActorHandle | None) -> AsyncGenerator[bytes, None]:
-        """Yields one LeaseGrant, then stays open until the session is released, or the caller cancels or dies.
+        """Yields one LeaseGrant, then stays open until the session is released or idle, or the caller cancels or dies.
 
         However it ends, the session's cache is freed.
         """
@@ -181,7 +201,11 @@ class Replica:
         ends = [asyncio.create_task(released.wait()), asyncio.create_task(self._callers.until_dead(caller))]
         try:
             yield self._grant
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            while not any(end.done() for end in ends):
+                left_s = self._idle_lease_s - self._leases.idle_s(session_id)
+                if left_s <= 0:
+                    break
+                await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in ends:
                 task.cancel()

@@ -26,7 +26,7 @@ from specdiff_dist.text import Tokenizer
 from specdiff_dist.transport import envelope
 from specdiff_dist.transport.channel_pool import ChannelPool
 from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
-from specdiff_dist.types import DrafterInfo, VerifierInfo
+from specdiff_dist.types import DrafterInfo, TokenChunk, VerifierInfo
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,11 @@ class Router:
         check_exact(self._tiers[EXACT_TIER], self._drafter_info)
 
     async def generate(self, packed_call: bytes) -> AsyncGenerator[bytes, None]:
-        """One answer's items (deployments/messages.py). Both replicas' caches are freed however it ends."""
+        """One answer's items (deployments/messages.py), the first without tokens and at once, as HandleStream needs it.
+
+        Both replicas' caches are freed however it ends.
+        """
+        yield pack_chunk(TokenChunk((), ""))
         try:
             call = unpack_call(packed_call)
             config = self._config(call)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def reference(embedded_model, questions) -> list[list[int]]:
     from transformers import AutoModelForCausalLM
 
     prompts = generate(questions, "--drafter", "none", "--max-tokens", "1")
-    model = AutoModelForCausalLM.from_pretrained(embedded_model.path, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(embedded_model.path, dtype=torch.float32)
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt["prompt_token_ids"]])

@@ -202,19 +202,21 @@ class BlockModel:
         query = query.permute(1, 2, 0, 3).reshape(1, kv_heads, group * num_rows, config.head_dim)
         attended = scaled_dot_product_attention(
             query, cache.keys[None, index, :, :end], cache.values[None, index, :, :end],
-            attn_mask=None if mask is None else mask.repeat(group, 1),
+            attn_mask=mask,
         )  # fmt: skip
         attended = attended.view(kv_heads, group, num_rows, config.head_dim).permute(2, 0, 1, 3)
         return layer.attention_output(attended.reshape(num_rows, -1))
 
     def _attention_mask(self, start: int, num_causal: int, num_block: int) -> Tensor | None:
-        """bool [m + b, start + m + b], true where a row may look; None where every row sees everything."""
+        """bool [group * (m + b), start + m + b], true where a query row (see `_attend`) may look; None where all may
+        look everywhere."""
         if num_causal == 0 or (num_causal == 1 and num_block == 0):
             return None
         columns = torch.arange(start + num_causal + num_block, device=self.device)
         last = start + torch.arange(num_causal + num_block, device=self.device)
         last[num_causal:] = len(columns)
-        return columns <= last[:, None]
+        group = self.config.num_attention_heads // self.config.num_key_value_heads
+        return (columns <= last[:, None]).repeat(group, 1)
 
     def _embed(self, ids: Tensor) -> Tensor:
         rows = self._embedding[ids.clamp(min=0)].to(self.dtype)

@@ -74,7 +74,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text is not valid Unicode: {error.reason} at {error.start}") from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # (`encode` would hold the interpreter's lock; a long prompt must not stall other requests)
+        return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; incomplete characters become U+FFFD. Spaces are never tidied up."""

@@ -13,6 +13,9 @@ from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import MAX_NARROW_SUPPORT, CallCost, TargetRows, VerifyCall
 from specdiff_dist.verifiers.wide_draws import draw_wide
 
+_KEY_SHIFT = 17  # of a float32's bits: exponent and 6 bits of the fraction are left
+_NUM_KEYS = 8192  # a probability of 1 has key 8128
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entries:
@@ -30,11 +33,12 @@ class _Entries:
         return zeros.index_add_(0, self.row_index, self.probs.double())
 
     def normalised(self, num_rows: int) -> _Entries:
-        probs = self.probs / self.row_sums(num_rows)[self.row_index]
+        probs = self.probs / self.row_sums(num_rows).index_select(0, self.row_index)
         return _Entries(self.row_index, self.token_ids, probs.float())
 
     def keep(self, mask: Tensor) -> _Entries:
-        return _Entries(self.row_index[mask], self.token_ids[mask], self.probs[mask])
+        at = torch.nonzero(mask).flatten()
+        return _Entries(*(field.index_select(0, at) for field in (self.row_index, self.token_ids, self.probs)))
 
 
 def target_rows(logits: Tensor, call: VerifyCall, *, cached_len: int, cost: CallCost | None = None) -> TargetRows:
@@ -109,23 +113,33 @@ def _top_k(scaled: Tensor, top_k: int) -> _Entries:
 def _likely(dense: Tensor, top_p: float) -> _Entries:
     """Entries that top-p may keep (all positive ones at top_p = 1). Tokens below (1 - top_p) / V each add up to less
     than 1 - top_p, so top-p drops them all; leaving them out saves sorting whole rows. Half of it, for rounding."""
-    threshold = 0.5 * (1.0 - top_p) / dense.shape[-1]
-    row_index, token_ids = torch.nonzero(dense > threshold, as_tuple=True)
-    return _Entries(row_index, token_ids, dense[row_index, token_ids])
+    vocab_size = dense.shape[-1]
+    at = torch.nonzero(dense.flatten() > 0.5 * (1.0 - top_p) / vocab_size).flatten()
+    return _Entries(at // vocab_size, at % vocab_size, dense.flatten().index_select(0, at))
 
 
 def _top_p(entries: _Entries, mass: Tensor, top_p: float) -> _Entries:
-    """Keeps a token when the more probable ones before it hold less than top_p of the row's mass (float64 [n])."""
-    probs = entries.probs.double()
-    by_prob = torch.argsort(probs, descending=True, stable=True)  # stable twice: row, then probability, then token id
-    order = by_prob[torch.argsort(entries.row_index[by_prob], stable=True)]
-    rows, sorted_probs = entries.row_index[order], probs[order]
-    counts = entries.counts(len(mass))
-    first = torch.cumsum(counts, 0) - counts
-    before = torch.cumsum(sorted_probs, 0) - sorted_probs
-    before = before - before[first][rows]
-    kept = torch.zeros(len(order), dtype=torch.bool, device=order.device)
-    kept[order] = before < top_p * mass[rows]
+    """Keeps a token when the more probable ones before it hold less than top_p of the row's mass (float64 [n]).
+
+    A row may have tens of thousands of entries, so they are not sorted but added up by the leading bits of their
+    probability; only those that share these bits with the last kept one are put in order.
+    """
+    row_index, probs, goal = entries.row_index, entries.probs.double(), top_p * mass
+    keys = entries.probs.view(torch.int32).long() >> _KEY_SHIFT  # ascending with the probability, which is positive
+    by_key = torch.bincount(row_index * _NUM_KEYS + keys, weights=probs, minlength=len(mass) * _NUM_KEYS)
+    by_key = by_key.view(len(mass), _NUM_KEYS)
+    above = by_key.flip(-1).cumsum(-1).flip(-1) - by_key  # [n, keys] mass of all larger keys, falling with the key
+    last_key = (above < goal[:, None]).int().argmax(dim=-1)  # the smallest of those that hold a kept token
+
+    last_of_row = last_key.index_select(0, row_index)
+    kept = keys > last_of_row
+    tied = torch.nonzero(keys == last_of_row).flatten()
+    tied = tied[torch.argsort(probs[tied], descending=True, stable=True)]
+    tied = tied[torch.argsort(row_index[tied], stable=True)]  # now by row, then probability, then token id
+    rows, tied_probs = row_index[tied], probs[tied]
+    before = torch.cumsum(tied_probs, 0) - tied_probs
+    before = before - before[torch.searchsorted(rows, rows)] + above[rows, last_key[rows]]
+    kept[tied] = before < goal[rows]
     return entries.keep(kept).normalised(len(mass))
 
 

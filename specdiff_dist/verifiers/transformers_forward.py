@@ -53,7 +53,7 @@ class TransformersForward:
             )
         except (OSError, ValueError, KeyError) as error:
             raise ModelUnavailable(f"cannot load the verifier from {folder}: {error}") from error
-        model = model.to(pick_device(device))
+        model.to(pick_device(device))  # pyright: ignore[reportArgumentType]  (wrongly bound in the auto class)
         return TransformersForward(model, vocab_size=real_vocab_size(folder))
 
     def new_cache(self) -> DynamicCache:

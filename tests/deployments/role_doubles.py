@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from ray.serve import Application
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.drafter import Drafter
 from deployments.messages import pack_call, unpack_item
 from deployments.router import Router
 from deployments.settings import AppSettings
 from deployments.verifier import Verifier
-from specdiff_dist.types import DraftBlock, DraftCall, GenerateRequest, TargetRows, TokenChunk, VerifyCall
+from specdiff_dist.types import DraftBlock, DraftCall, GenerateRequest, Receipt, TargetRows, TokenChunk, VerifyCall
 from tests.doubles import Logits, ScriptedDrafter, TableVerifier, random_table
 
 VOCAB_SIZE = 40
@@ -82,9 +82,15 @@ class Answer:
     """A running call of `Router.generate`, seen from outside the cluster."""
 
     def __init__(self, router: DeploymentHandle, request: GenerateRequest, tier: str = "exact") -> None:
-        self.stream = router.options(stream=True).generate.remote(pack_call(request, tier=tier, config=None))
+        stream = router.options(stream=True).generate.remote(pack_call(request, tier=tier, config=None))
+        self.stream = cast(DeploymentResponseGenerator, stream)
         self.token_ids: list[int] = []
-        self.last: TokenChunk | None = None
+        self.last = TokenChunk((), "")
+
+    @property
+    def receipt(self) -> Receipt:
+        assert self.last.receipt is not None, "the answer has not ended"
+        return self.last.receipt
 
     def read(self, num_chunks: int | None = None) -> list[int]:
         """Reads so many chunks, or all. Returns the tokens so far."""

@@ -44,6 +44,7 @@ INFO = RouterInfo(
     "exact",
 )
 REQUEST = GenerateRequest("r1", (1, 2), SamplingParams(0.5, 3, 0.9), -7, 5, ("x",), (3,), True)
+TAKEN = pack_chunk(TokenChunk((), ""))  # the router's first item
 LAST = TokenChunk((66,), "B", "stop", make_receipt())
 
 
@@ -109,7 +110,7 @@ class FakeHandle:
     """A DeploymentHandle to a router that answers with these items."""
 
     def __init__(self, items=(), info: Any = None) -> None:
-        self.items = FakeItems(items)
+        self.items = FakeItems([TAKEN, *items])
         self.response = FakeResponse(envelope.pack(INFO) if info is None else info)
         self.generate = FakeMethod(self.items)
         self.info = FakeMethod(self.response)
@@ -203,7 +204,7 @@ def write_model_folder(folder) -> None:
 def test_through_serve(tmp_path, serve_port):
     """HTTP through a real proxy and ingress replica to a stand-in for the router."""
     write_model_folder(tmp_path)
-    info, chunk, last = envelope.pack(INFO), pack_chunk(TokenChunk((65,), "A")), pack_chunk(LAST)
+    taken, info, chunk, last = TAKEN, envelope.pack(INFO), pack_chunk(TokenChunk((65,), "A")), pack_chunk(LAST)
     refusal = pack_error(VerifierUnavailable("gone"))
 
     @serve.deployment(ray_actor_options={"num_cpus": 0.1})
@@ -223,6 +224,7 @@ def test_through_serve(tmp_path, serve_port):
             self._num_open += 1
             self._sampling = call.request.sampling
             try:
+                yield taken
                 if call.tier == "turbo":
                     yield refusal
                     return

@@ -197,8 +197,8 @@ class CountingTokenizer:
         self.num_chars += len(text)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, ids, *, skip_special_tokens=True):
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages):
         self.num_chars += sum(len(message["content"]) for message in messages)
@@ -228,20 +228,37 @@ async def test_many_overlong_messages_and_ids_are_refused_too(client):
     error_of(await complete(client, [65] * 100_000), "prompt")
 
 
+async def test_one_long_token_in_the_vocabulary_does_not_unbound_the_work(backend, model):
+    class LongToken(CountingTokenizer):
+        def decode(self, token_ids, *, skip_special_tokens=True):
+            return "x" * 100_000
+
+    counting = LongToken(model.tokenizer)
+    async with api_client(backend, dataclasses.replace(model, tokenizer=counting)) as client:
+        for text in ("word " * 100_000, "w" * 500_000):
+            assert error_of(await complete(client, text), "prompt")["code"] == "context_length_exceeded"
+    assert counting.num_chars <= 2 * 8 * MAX_MODEL_LEN
+
+
 async def test_a_text_denser_than_the_probe_is_measured_whole(backend, tmp_path):
     """8 characters per token is only where the probe begins, not what fits."""
     model = make_model(tmp_path)
 
     class Dense(CountingTokenizer):
-        def decode(self, ids, *, skip_special_tokens=True):
+        def decode(self, token_ids, *, skip_special_tokens=True):
             return "x" * 100
 
         def encode(self, text, *, add_special_tokens):
+            self.num_chars += len(text)
             return [65] * -(-len(text) // 100)
 
-    async with api_client(backend, dataclasses.replace(model, tokenizer=Dense(model.tokenizer))) as client:
+    dense = Dense(model.tokenizer)
+    async with api_client(backend, dataclasses.replace(model, tokenizer=dense)) as client:
         assert (await complete(client, "x" * 100 * (MAX_MODEL_LEN - 1))).status_code == 200
         error_of(await complete(client, "x" * 100 * MAX_MODEL_LEN), "prompt")
+        dense.num_chars = 0
+        error_of(await complete(client, "x" * 101 * MAX_MODEL_LEN), "prompt")  # its length alone says so
+        assert dense.num_chars == 0
 
 
 async def test_tokenising_does_not_hold_up_other_requests(backend, model):
@@ -252,9 +269,9 @@ async def test_tokenising_does_not_hold_up_other_requests(backend, model):
             return super().encode(text, add_special_tokens=add_special_tokens)
 
     async with api_client(backend, dataclasses.replace(model, tokenizer=Slow(model.tokenizer))) as client:
-        slow = asyncio.create_task(complete(client, "slow"))
-        await asyncio.sleep(0.05)
         started = time.perf_counter()
+        slow = asyncio.create_task(complete(client, "slow"))
+        await asyncio.sleep(0.05)  # it is being tokenised now
         assert (await complete(client, "quick")).status_code == 200
         assert time.perf_counter() - started < 0.3
         assert (await slow).status_code == 200

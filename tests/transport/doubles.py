@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -142,3 +143,14 @@ def same_arrays(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     return type(one) is type(other) and one == other
+
+
+async def entered(engine: Gated) -> None:
+    assert await asyncio.to_thread(engine.entered.wait, WAIT_S)
+
+
+async def queued(transport: Any, num_calls: int) -> None:
+    """Waits until so many calls have arrived at the engines and are not answered."""
+    async with asyncio.timeout(WAIT_S):
+        while transport.num_queued != num_calls:  # noqa: ASYNC110 -- it changes in the thread of an engine
+            await asyncio.sleep(0.002)

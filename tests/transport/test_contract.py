@@ -1,4 +1,4 @@
-"""The contract of the two roles, held against every transport."""
+"""The contract of the two roles, held against every transport: replies and prefixes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ from specdiff_dist.config import DecodeConfig, Linear, Static
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import (
-    DrafterUnavailable,
-    InvalidConfig,
-    InvalidRequest,
-    InvalidRows,
-    ModelUnavailable,
     PrefixMismatch,
     StaleRound,
-    VerifierUnavailable,
 )
 from specdiff_dist.types import CallCost, SamplingParams
 from tests.doubles import make_request
 from tests.transport.doubles import (
     PROMPT,
     VOCAB,
-    WAIT_S,
     Answering,
     Direct,
     Gated,
     draft_call,
-    raising,
+    entered,
+    queued,
     same_arrays,
     scripted_drafter,
     statement,
@@ -39,18 +33,6 @@ from tests.transport.doubles import (
     verify_call,
     with_fields,
 )
-
-
-async def entered(engine: Gated) -> None:
-    assert await asyncio.to_thread(engine.entered.wait, WAIT_S)
-
-
-async def queued(transport, num_calls: int) -> None:
-    """Waits until so many calls have arrived at the engines and are not answered."""
-    async with asyncio.timeout(WAIT_S):
-        while transport.num_queued != num_calls:  # noqa: ASYNC110 -- it changes in the thread of an engine
-            await asyncio.sleep(0.002)
-
 
 # Replies
 
@@ -244,287 +226,3 @@ async def test_dense_rows_of_a_152k_vocabulary(transport):
     engine.info = info
     reply = await (await transport.verifier(engine)).verify(verify_call(draft=(1,) * 7))
     assert same_arrays(reply.rows, rows)
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        InvalidRequest("over the context length", param="max_tokens"),
-        InvalidRequest("no field to blame"),
-        InvalidConfig("the entropy order needs …"),
-        PrefixMismatch(3),
-        StaleRound("round 1 after round 2"),
-        InvalidRows("NaN"),
-    ],
-    ids=repr,
-)
-async def test_an_engines_own_errors_arrive_as_they_are(transport, error):
-    drafter = await transport.drafter(Answering(scripted_drafter(), raising(error)))
-    verifier = await transport.verifier(Answering(table_verifier(), raising(error)))
-    for call in (drafter.draft(draft_call()), verifier.verify(verify_call())):
-        with pytest.raises(type(error)) as raised:
-            await call
-        assert str(raised.value) == str(error)
-        assert vars(raised.value) == vars(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("canary"), asyncio.CancelledError(), ModelUnavailable("weights"), MemoryError(), KeyError(b"\xff")],
-    ids=repr,
-)
-async def test_a_failing_engine_is_unavailable_and_serves_on(transport, error):
-    failing, fine = raising(error), table_verifier()
-    engine = Answering(fine, failing)
-    drafter = await transport.drafter(Answering(scripted_drafter(), failing))
-    verifier = await transport.verifier(engine)
-    async with asyncio.timeout(WAIT_S):
-        with pytest.raises(DrafterUnavailable) as draft_error:
-            await drafter.draft(draft_call())
-        with pytest.raises(VerifierUnavailable) as verify_error:
-            await verifier.verify(verify_call())
-    assert "canary" not in f"{draft_error.value} {verify_error.value}", "what a failing engine says may quote a request"
-    engine.change = lambda reply: reply
-    assert same_arrays(await verifier.verify(verify_call()), table_verifier().verify(verify_call()))
-
-
-def _rows(*probs: float, ids: tuple[int, ...] = (1, 2)) -> SparseRows:
-    return SparseRows(np.array([0, 2], np.int64), np.array(ids, np.int32), np.array(probs, np.float32))
-
-
-NONE = SparseRows.from_rows([])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        with_fields(proposals=NONE),
-        with_fields(proposals=SparseRows.one_hot([1, 2])),
-        with_fields(proposals=SparseRows(np.arange(5, dtype=np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))),
-        with_fields(proposals=SparseRows.one_hot([1, 2, 3, VOCAB])),
-        with_fields(proposals=SparseRows(np.arange(5, dtype=np.int64), np.arange(4, dtype=np.int32), np.ones(4))),  # type: ignore[arg-type]
-        with_fields(
-            token_ids=np.arange(9, dtype=np.int32),
-            proposals=SparseRows.one_hot(np.arange(9)),
-            confidences=np.ones(9, np.float32),
-            max_probs=np.ones(9, np.float32),
-        ),
-        with_fields(token_ids=np.arange(4)),
-        with_fields(token_ids=np.array([1, 2, 3, -1], np.int32)),
-        with_fields(token_ids=np.array([[1, 2, 3, 4]], np.int32)),
-        with_fields(confidences=np.zeros(3, np.float32)),
-        with_fields(confidences=np.ones(4, np.float16)),
-        with_fields(max_probs=np.array([1, 1, np.nan, 1], np.float32)),
-    ],
-    ids=[
-        "no proposals", "two proposals for four tokens", "proposals without entries", "proposal outside the vocabulary",
-        "proposals in float64", "more tokens than asked", "tokens in int64", "negative token", "tokens in 2-D",
-        "too few confidences", "confidences in float16", "NaN max_prob",
-    ],
-)  # fmt: skip
-async def test_a_malformed_block_is_an_error_never_a_change_of_rule(transport, change):
-    drafter = await transport.drafter(Answering(scripted_drafter(), change))
-    with pytest.raises(InvalidRows):
-        await drafter.draft(draft_call())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        with_fields(rows=_rows(np.nan, 0.5)),
-        with_fields(rows=_rows(np.inf, 0.5)),
-        with_fields(rows=_rows(-0.5, 1.5)),
-        with_fields(rows=_rows(0.5, 0.4)),
-        with_fields(rows=_rows(0.5, 0.5, ids=(1, VOCAB))),
-        with_fields(rows=_rows(0.5, 0.5, ids=(2, 1))),
-        with_fields(rows=NONE),
-        with_fields(rows=SparseRows.one_hot([1, 2])),
-        with_fields(row_mass=np.array([np.nan])),
-        with_fields(row_mass=np.ones(2)),
-        with_fields(plain_token_ids=np.zeros(1, np.int32)),
-    ],
-    ids=[
-        "NaN", "infinity", "negative", "not summing to 1", "outside the vocabulary", "unsorted", "no row", "two rows",
-        "NaN mass", "two masses", "plain without recovered tokens",
-    ],
-)  # fmt: skip
-async def test_malformed_narrow_rows_are_an_error(transport, change):
-    verifier = await transport.verifier(Answering(table_verifier(), change))
-    with pytest.raises(InvalidRows):
-        await verifier.verify(verify_call(draft=()))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda reply: dataclasses.replace(reply, rows=reply.rows.head(1)),
-        lambda reply: dataclasses.replace(reply, rows=dataclasses.replace(reply.rows, probs=reply.rows.probs + 0.4)),
-        lambda reply: dataclasses.replace(reply, rows=dataclasses.replace(reply.rows, probs=-reply.rows.probs)),
-        lambda reply: dataclasses.replace(reply, rows=dataclasses.replace(reply.rows, probs=reply.rows.probs[:-1])),
-        with_fields(recovered_token_ids=np.zeros(1, np.int32)),
-        with_fields(plain_token_ids=np.array([0, 0, VOCAB], np.int32)),
-        with_fields(recovered_token_ids=None),
-    ],
-    ids=[
-        "one row for two", "more than everything", "negative", "a probability missing", "too few recovered",
-        "plain outside the vocabulary", "no recovered",
-    ],
-)  # fmt: skip
-async def test_malformed_wide_rows_are_an_error(transport, change):
-    verifier = await transport.verifier(Answering(table_verifier(wide=True), change))
-    with pytest.raises(InvalidRows):
-        await verifier.verify(verify_call(draft=(7, 8)))
-
-
-def _prefix(**changes: object) -> dict:
-    return {"prefix": dataclasses.replace(statement(), **changes)}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        _prefix(session_id=""),
-        _prefix(session_id="x" * 300),
-        _prefix(prefix_len=-1),
-        _prefix(round_index=-1),
-        _prefix(new_token_ids=np.zeros(0, np.int32)),
-        _prefix(new_token_ids=np.zeros(3, np.int64)),
-        _prefix(new_token_ids=np.zeros((3, 1), np.int32)),
-        _prefix(new_token_ids=np.array([VOCAB], np.int32)),
-        _prefix(new_token_ids=np.array([-1], np.int32)),
-        {"draft_token_ids": np.array([1, 2, VOCAB], np.int32)},
-        {"draft_token_ids": np.array([1, 2, 3], np.float32)},
-        {"target_uniforms": np.zeros(3)},
-        {"target_uniforms": np.zeros(4, np.float32)},
-        {"target_uniforms": np.array([0, 0, 0, np.nan])},
-        {"target_uniforms": np.array([0, 0, 0, 1.0])},
-        {"target_uniforms": np.zeros(4, bool)},
-        {"proposals": None},
-    ],
-    ids=[
-        "no session", "long session id", "negative prefix", "negative round", "no anchor", "tokens in int64",
-        "tokens in 2-D", "token outside the vocabulary", "negative token", "draft outside the vocabulary",
-        "draft in float32", "too few uniforms", "uniforms in float32", "NaN uniform", "uniform 1", "uniforms in bool",
-        "wide without proposals",
-    ],
-)  # fmt: skip
-async def test_a_malformed_verify_call_is_refused(transport, changes):
-    engine = table_verifier()
-    verifier = await transport.verifier(engine)
-    with pytest.raises(InvalidRequest):
-        await verifier.verify(dataclasses.replace(verify_call(), **changes))
-    assert not engine.calls, "it must not reach the model"
-
-
-@pytest.mark.parametrize(
-    "proposals",
-    [NONE, _rows(0.5, 0.5), SparseRows.one_hot([7, 8, VOCAB]), SparseRows.one_hot([7, 8, -1])],
-    ids=["none", "one for three", "outside the vocabulary", "negative id"],
-)
-async def test_malformed_proposals_are_refused(transport, proposals):
-    engine = table_verifier()
-    verifier = await transport.verifier(engine)
-    with pytest.raises(InvalidRows):
-        await verifier.verify(dataclasses.replace(verify_call(), proposals=proposals))
-    assert not engine.calls
-
-
-@pytest.mark.parametrize("changes", [{"num_draft_tokens": 0}, {"num_draft_tokens": 65}, {"draft_top_k": 0}], ids=repr)
-async def test_a_malformed_draft_call_is_refused(transport, changes):
-    drafter = await transport.drafter(scripted_drafter())
-    with pytest.raises(InvalidRequest):
-        await drafter.draft(dataclasses.replace(draft_call(), **changes))
-
-
-# Load and cancellation
-
-
-async def test_a_full_queue_refuses_and_recovers(transport):
-    engine = Gated(table_verifier())
-    verifier = await transport.verifier(engine, max_queued=2)
-    running = asyncio.create_task(verifier.verify(verify_call()))
-    await entered(engine)
-    waiting = asyncio.create_task(verifier.verify(verify_call()))
-    await queued(transport, 2)
-    with pytest.raises(VerifierUnavailable, match="2 calls already wait"):
-        await verifier.verify(verify_call())
-    release = asyncio.create_task(verifier.release("another session"))  # always has room
-    engine.gate.set()
-    await asyncio.gather(running, waiting, release)
-    await verifier.verify(verify_call())
-
-
-async def test_a_cancelled_call_leaves_the_session_consistent(transport):
-    engine = Gated(table_verifier())
-    verifier = await transport.verifier(engine)
-    call = asyncio.create_task(verifier.verify(verify_call()))
-    await entered(engine)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    engine.gate.set()
-    assert same_arrays(await verifier.verify(verify_call()), table_verifier().verify(verify_call()))
-    await verifier.release("session")
-    assert engine.num_sessions == 0
-
-
-async def test_a_call_cancelled_while_it_waits_never_starts(transport):
-    table = table_verifier()
-    engine = Gated(table)
-    verifier = await transport.verifier(engine)
-    running = asyncio.create_task(verifier.verify(verify_call()))
-    await entered(engine)
-    waiting = asyncio.create_task(verifier.verify(verify_call(statement(session_id="other"))))
-    await queued(transport, 2)
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    await queued(transport, 1)
-    engine.gate.set()
-    await running
-    await verifier.release("session")  # comes after anything that waited
-    assert [call.prefix.session_id for call in table.calls] == ["session"]
-    assert engine.num_sessions == 0
-
-
-async def test_cancelling_at_any_moment_harms_nothing(transport):
-    verifier = await transport.verifier(table_verifier(), max_queued=1)
-    expected = table_verifier().verify(verify_call())
-    for attempt in range(60):
-        call = asyncio.create_task(verifier.verify(verify_call()))
-        await asyncio.sleep(attempt % 6 * 0.0005)
-        call.cancel()
-        await asyncio.wait([call])
-    await queued(transport, 0)  # with one place in the queue, one that is never given back would keep all others out
-    assert same_arrays(await verifier.verify(verify_call()), expected)
-
-
-async def test_a_release_survives_the_cancellation_of_its_caller(transport):
-    engine = Gated(table_verifier())
-    verifier = await transport.verifier(engine)
-    running = asyncio.create_task(verifier.verify(verify_call()))
-    await entered(engine)
-    release = asyncio.create_task(verifier.release("session"))
-    await queued(transport, 2)
-    release.cancel()
-    await asyncio.wait([release])
-    await asyncio.sleep(0.05)  # time for a cancellation to travel, which must not take the release with it
-    assert transport.num_queued == 2
-    engine.gate.set()
-    await running
-    await verifier.release("another session")
-    assert engine.num_sessions == 0
-
-
-async def test_a_closed_role_is_unavailable(transport):
-    drafter, verifier = await transport.drafter(scripted_drafter()), await transport.verifier(table_verifier())
-    await drafter.info()
-    await drafter.close()
-    await transport.close()
-    with pytest.raises(DrafterUnavailable):
-        await drafter.draft(draft_call())
-    with pytest.raises(VerifierUnavailable):
-        await verifier.verify(verify_call())
-    await verifier.release("session")
