@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import cast
 
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
 from deployments.handle_stream import HandleStream
 from deployments.messages import RouterInfo, pack_call, unpack_item
@@ -53,8 +52,7 @@ class RouterBackend:
     ) -> AsyncGenerator[TokenChunk, None]:
         """See Backend.generate."""
         call = pack_call(request, tier=tier, config=config)
-        items = cast(DeploymentResponseGenerator, self._router.generate.options(stream=True).remote(call))
-        stream = HandleStream(items)
+        stream = HandleStream(lambda: self._router.generate.options(stream=True).remote(call))
         try:
             await stream.first()  # the router has taken the call, no more
             async for item in stream.rest():

@@ -11,14 +11,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
 from deployments.handle_stream import HandleStream
 from deployments.messages import LeaseGrant
@@ -116,7 +116,7 @@ class Replicas(Generic[ClientT]):
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     async def _open(self, session_id: str) -> Lease[ClientT]:
-        stream = HandleStream(cast(DeploymentResponseGenerator, self._handle.lease.remote(session_id, self._caller)))
+        stream = HandleStream(lambda: self._handle.lease.remote(session_id, self._caller))
         try:
             grant = await stream.first()
             if grant is None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from contextvars import Context
 from functools import partial
 
 import ray
@@ -123,7 +124,10 @@ class Router:
         if self._drafter_handle is None or self._drafter_info is not None:
             return
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_drafter(self._settings.lease_timeout_s))
+            asking = self._ask_drafter(self._settings.lease_timeout_s)
+            self._asking = asyncio.create_task(
+                asking, context=Context()
+            )  # not cancelled with the request of the moment
 
     async def _ask_drafter(self, timeout_s: float) -> None:
         assert self._drafter_handle is not None

@@ -62,10 +62,10 @@ DEFAULT_TIER = "exact"
 # The whole dial, for the embedded pair. `specdiff calibrate` will replace these by measured points.
 TIERS: dict[str, DecodeConfig] = {
     "exact": DecodeConfig(Lossless(), Effort(1), Static(4)),
-    "high": DecodeConfig(Linear(0.05), Effort(1), Static(4)),
-    "balanced": DecodeConfig(Linear(0.10), Effort(1), Static(4)),
-    "fast": DecodeConfig(Linear(0.20), Effort(1), ConfidenceThreshold(0.3, 6)),
-    "turbo": DecodeConfig(Linear(0.40), Effort(1), ConfidenceThreshold(0.3, 8)),
+    "high": DecodeConfig(Linear(0.02), Effort(1), Static(4)),
+    "balanced": DecodeConfig(Linear(0.05), Effort(1), Static(4)),
+    "fast": DecodeConfig(Linear(0.10), Effort(1), ConfidenceThreshold(0.4, 6)),
+    "turbo": DecodeConfig(Linear(0.25), Effort(1), ConfidenceThreshold(0.4, 8)),
 }
 
 __all__ = [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import specdiff_dist
+from specdiff_dist.config import TIERS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,6 +61,15 @@ def test_every_module_is_in_the_tree_of_the_readme(top):
         if path.name == "__init__.py" or "__pycache__" in path.parts or relative.startswith("specdiff_dist/pb/"):
             continue
         assert relative in entries, f"{relative} is missing from the tree in README.md"
+
+
+def test_the_tiers_of_the_readme_are_the_tiers():
+    rows = dict(re.findall(r"^\| `(\w+)`[^|]*\| ([^|]+) \|", README, re.MULTILINE))
+    expected = {
+        name: f"linear, λ = {config.rule.leniency:g}" if config.rule.leniency else "lossless"
+        for name, config in TIERS.items()
+    }
+    assert rows == expected
 
 
 def test_the_readme_has_one_run_line_and_one_test_line():

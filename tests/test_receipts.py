@@ -40,9 +40,9 @@ def test_quality_names_what_was_asked_and_measured():
         "tier": "turbo",
         "config": {
             "rule": "linear",
-            "leniency": 0.4,
+            "leniency": 0.25,
             "effort": {"num_denoising_steps": 1, "reveal_order": "left_to_right", "early_reveal": "proposal"},
-            "speculation": {"policy": "confidence_threshold", "length": 8, "threshold": 0.3, "statistic": "max_prob"},
+            "speculation": {"policy": "confidence_threshold", "length": 8, "threshold": 0.4, "statistic": "max_prob"},
             "draft_temperature": None,
             "draft_top_k": 64,
         },

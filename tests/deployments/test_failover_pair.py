@@ -83,6 +83,16 @@ def test_a_client_that_vanishes_frees_both_caches(client, stream):
     assert seconds_until(nothing_held) < 2.0
 
 
+def test_clients_that_vanish_at_once_take_no_place(client, plain_text):
+    body = {**BODY, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    for delay_s in (0.001, 0.002, 0.005, 0.02, 0.1) * 8:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/chat/completions", json=body, timeout=httpx.Timeout(10, read=delay_s))
+    assert seconds_until(nothing_held) < 3.0
+    answer = client.post("/chat/completions", json=BODY).json()
+    assert answer["choices"][0]["message"]["content"] == plain_text
+
+
 @pytest.mark.parametrize("role", ["Drafter", "Verifier"])
 def test_a_killed_replica_does_not_change_the_answer(client, plain_text, role):
     text, last = "", {}

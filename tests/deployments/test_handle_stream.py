@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any, cast
 
 import pytest
@@ -35,7 +36,7 @@ def stream_of(*items: Any) -> tuple[HandleStream, Response]:
     response = Response()
     for item in items:
         response.items.put_nowait(item)
-    return HandleStream(cast(DeploymentResponseGenerator, response)), response
+    return HandleStream(lambda: cast(DeploymentResponseGenerator, response)), response
 
 
 async def test_items_in_order():
@@ -83,6 +84,19 @@ async def test_a_failure_to_start_is_raised_or_seen_by_close():
     unread, _ = stream_of(ValueError("no replica"))
     unread.close()
     await asyncio.sleep(0.01)  # an exception nobody retrieved would fail this test when it is collected
+
+
+async def test_the_call_is_no_child_of_the_request_that_makes_it():
+    request: ContextVar[str] = ContextVar("request")
+    request.set("ours")
+    seen = []
+
+    def call() -> DeploymentResponseGenerator:
+        seen.append(request.get("nobody's"))
+        return cast(DeploymentResponseGenerator, Response())
+
+    HandleStream(call).close()
+    assert seen == ["nobody's"]
 
 
 async def test_an_empty_stream_has_no_first_item():
