@@ -74,7 +74,7 @@ class OpenLeases:
     def release(self, session_id: str) -> None:
         """Lets the session's leases end by themselves. Called in the engine's thread."""
         session = self._sessions.get(session_id)
-        for released in session.releases if session is not None else ():
+        for released in tuple(session.releases) if session is not None else ():
             self._loop.call_soon_threadsafe(released.set)
 
     @contextmanager

@@ -17,7 +17,15 @@ from specdiff_dist.drafters.denoise import Predict, Prediction, denoise
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.session_prefix import SessionTable
 from specdiff_dist.types import (
-    CallCost, DraftBlock, DraftCall, DrafterInfo, GenerateRequest, SamplingParams, TargetRows, VerifierInfo, VerifyCall,
+    CallCost,
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    GenerateRequest,
+    SamplingParams,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
 )  # fmt: skip
 
 Logits = Callable[[tuple[int, ...]], np.ndarray]  # prefix -> float32 [vocab_size]

@@ -20,7 +20,14 @@ from specdiff_dist.engine.stopping import Detokenizer
 from specdiff_dist.errors import DrafterUnavailable, InvalidRows, PrefixMismatch, VerifierUnavailable
 from specdiff_dist.roles import Drafter, Verifier
 from specdiff_dist.types import (
-    DraftBlock, DraftCall, DrafterInfo, GenerateRequest, RoundRecord, TargetRows, TokenChunk, VerifyCall,
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    GenerateRequest,
+    RoundRecord,
+    TargetRows,
+    TokenChunk,
+    VerifyCall,
 )  # fmt: skip
 
 MAX_RESENDS = 8  # a replica may be replaced, or evict the session, several times within one call

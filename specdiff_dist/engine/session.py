@@ -12,7 +12,13 @@ from specdiff_dist.core.exactness import is_exact
 from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.types import (
-    DrafterInfo, GenerateRequest, PrefixStatement, Receipt, SamplingParams, VerifierInfo, prefix_crc,
+    DrafterInfo,
+    GenerateRequest,
+    PrefixStatement,
+    Receipt,
+    SamplingParams,
+    VerifierInfo,
+    prefix_crc,
 )  # fmt: skip
 
 

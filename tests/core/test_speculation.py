@@ -42,6 +42,6 @@ def test_lengths(policy: Policy, drafted: int, length: int) -> None:
         lambda: ConfidenceThreshold(0.5, 4, "entropy"),
     ],
 )
-def test_out_of_range(make) -> None:  # noqa: ANN001
+def test_out_of_range(make) -> None:
     with pytest.raises(InvalidConfig):
         make()

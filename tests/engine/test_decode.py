@@ -13,7 +13,13 @@ from specdiff_dist.engine import decode
 from specdiff_dist.errors import DrafterUnavailable, InvalidRequest, InvalidRows, PrefixMismatch, VerifierUnavailable
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, TargetRows, TokenChunk, VerifyCall
 from tests.doubles import (
-    Direct, ScriptedDrafter, TableVerifier, greedy_script, make_request, plain_greedy, random_table,
+    Direct,
+    ScriptedDrafter,
+    TableVerifier,
+    greedy_script,
+    make_request,
+    plain_greedy,
+    random_table,
 )  # fmt: skip
 
 VOCAB = 24

@@ -101,7 +101,7 @@ async def test_eos_anywhere_in_an_accepted_block(at: int) -> None:
     script = [3, 4, 5, 6, 7, 8, 9]
     tokens = [*script[:at], EOS, *script[at:]]
 
-    def logits(prefix: tuple[int, ...]):  # noqa: ANN202
+    def logits(prefix: tuple[int, ...]):
         row = random_table(vocab)(prefix).copy()
         row[tokens[len(prefix) - 1] if len(prefix) - 1 < len(tokens) else 1] = 50.0
         return row

@@ -18,7 +18,13 @@ from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InexactConfig
 from specdiff_dist.types import SamplingParams
 from tests.doubles import (
-    Logits, ScriptedDrafter, TableDrafter, TableVerifier, make_request, processed_probs, random_table,
+    Logits,
+    ScriptedDrafter,
+    TableDrafter,
+    TableVerifier,
+    make_request,
+    processed_probs,
+    random_table,
 )  # fmt: skip
 from tests.law.enumeration import Law, chained, chunks, enumerate_paths, total_variation
 
@@ -192,7 +198,7 @@ def test_lossy_rule_has_the_law_its_receipt_says(monkeypatch: pytest.MonkeyPatch
         seen: list[float] = []
         original = Session.commit
 
-        def commit(self: Session, outcome, num_verified):  # noqa: ANN001, ANN202
+        def commit(self: Session, outcome, num_verified):
             seen.append(float(outcome.tv[0]))
             return original(self, outcome, num_verified)
 
@@ -221,7 +227,7 @@ def test_the_two_token_counter_example(monkeypatch: pytest.MonkeyPatch) -> None:
         return module.Prediction(SparseRows.from_rows(rows), certain, -certain)
 
     class Copying(TableDrafter):
-        def _predict(self, prefix, sampling, call):  # noqa: ANN001, ANN202
+        def _predict(self, prefix, sampling, call):
             return predict
 
     uniform: Logits = lambda prefix: np.zeros(2, np.float32)  # noqa: E731
