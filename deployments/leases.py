@@ -25,7 +25,16 @@ from deployments.messages import LeaseGrant
 from specdiff_dist.errors import DrafterUnavailable, PrefixMismatch, RoleError, VerifierUnavailable
 from specdiff_dist.transport import envelope
 from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
-from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, VerifierInfo, VerifyCall
+from specdiff_dist.types import (
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    ResolveCall,
+    ResolvedToken,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
+)
 
 FIRST_RETRY_S = 0.1  # between attempts to lease; doubles
 LAST_RETRY_S = 5.0
@@ -162,13 +171,26 @@ class LeasedVerifier:
         try:
             target = await self._lease.call(self._lease.client.verify(call))
         except (LeaseLost, VerifierUnavailable) as error:
-            log.warning("session %s lost its verifier: %s", call.prefix.session_id, error)
-            lease, self._lease = self._lease, None
-            self._replicas.give_back(lease, is_lost=True)
-            self._deadline = self._deadline or monotonic() + self._timeout_s
-            raise PrefixMismatch(0) from error
+            raise self._lost(self._lease, call.prefix.session_id, error) from error
         self._deadline = None
         return target
+
+    async def resolve(self, call: ResolveCall) -> ResolvedToken:
+        """Raises PrefixMismatch(0) when the replica is gone: the round is then verified anew elsewhere."""
+        if self._lease is None:
+            raise PrefixMismatch(0)
+        try:
+            return await self._lease.call(self._lease.client.resolve(call))
+        except (LeaseLost, VerifierUnavailable) as error:
+            raise self._lost(self._lease, call.session_id, error) from error
+
+    def _lost(self, lease: Lease[GrpcVerifier], session_id: str, error: Exception) -> PrefixMismatch:
+        """Gives the lost replica up; what to tell the round loop, which then resends everything."""
+        log.warning("session %s lost its verifier: %s", session_id, error)
+        self._lease = None
+        self._replicas.give_back(lease, is_lost=True)
+        self._deadline = self._deadline or monotonic() + self._timeout_s
+        return PrefixMismatch(0)
 
     async def _open(self, session_id: str) -> Lease[GrpcVerifier]:
         left_s = self._timeout_s if self._deadline is None else self._deadline - monotonic()

@@ -25,7 +25,16 @@ from specdiff_dist.errors import DrafterUnavailable, RoleError, VerifierUnavaila
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport import envelope
 from specdiff_dist.transport.grpc_server import RoleServer
-from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, VerifierInfo, VerifyCall
+from specdiff_dist.types import (
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    ResolveCall,
+    ResolvedToken,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
+)
 
 CALLER_POLL_S = 1.0  # a dead caller is noticed this late
 IDLE_LEASE_S = 300.0  # a lease without calls ends: a cancellation that got lost does not hold its place for ever
@@ -109,6 +118,11 @@ class GuardedVerifier:
         """Raises VerifierUnavailable without a lease."""
         with self._leases.running_call(call.prefix.session_id, VerifierUnavailable):
             return self._engine.verify(call)
+
+    def resolve(self, call: ResolveCall) -> ResolvedToken:
+        """Raises VerifierUnavailable without a lease."""
+        with self._leases.running_call(call.session_id, VerifierUnavailable):
+            return self._engine.resolve(call)
 
     def release(self, session_id: str) -> None:
         self._engine.release(session_id)

@@ -20,6 +20,7 @@ from deployments.messages import GenerateCall, RouterInfo, pack_chunk, pack_erro
 from deployments.settings import AppSettings
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.exactness import check_exact
+from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidRequest, SpecdiffError
 from specdiff_dist.quality import EXACT_TIER
@@ -47,6 +48,7 @@ class Router:
         self._settings = settings
         self._tiers = settings.tiers()
         self._tokenizer = None if load_tokenizer is None else load_tokenizer()
+        self._knowledge = Knowledge()  # what speculation policies learn here, from all requests
         caller = ray.get_runtime_context().current_actor
         pool = ChannelPool()
         self._verifiers = Replicas(verifier, partial(GrpcVerifier, pool=pool), caller)
@@ -73,7 +75,13 @@ class Router:
             if self._tokenizer is not None:
                 detokenizer = self._tokenizer.detokenizer(call.request.prompt_token_ids)
             chunks = decode(
-                call.request, config, self._drafter(), self._verifier(), tier=call.tier, detokenizer=detokenizer
+                call.request,
+                config,
+                self._drafter(),
+                self._verifier(),
+                tier=call.tier,
+                detokenizer=detokenizer,
+                knowledge=self._knowledge.for_session(),
             )
             async with aclosing(chunks):
                 async for chunk in chunks:

@@ -19,6 +19,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 from specdiff_dist.config import DEFAULT_TIER, TIERS, DecodeConfig
 from specdiff_dist.core.randomness import fresh_seed
+from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.models import ModelFolder, resolve
@@ -74,6 +75,7 @@ class Pair:
         self.tokenizer = tokenizer
         self.drafter = None if drafter is None else LocalDrafter(drafter)
         self.verifier = LocalVerifier(verifier)
+        self._knowledge = Knowledge()  # what speculation policies learn, from all calls
         self._runner = asyncio.Runner()
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
@@ -124,7 +126,15 @@ class Pair:
 
     def _decode(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> AsyncGenerator[TokenChunk, None]:
         detokenizer = self.tokenizer.detokenizer(request.prompt_token_ids)
-        return decode(request, config, self.drafter, self.verifier, tier=tier, detokenizer=detokenizer)
+        return decode(
+            request,
+            config,
+            self.drafter,
+            self.verifier,
+            tier=tier,
+            detokenizer=detokenizer,
+            knowledge=self._knowledge.for_session(),
+        )
 
     def _run(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> Generator[TokenChunk, None, None]:
         """Steps the asynchronous loop from synchronous code; closing the iterator early frees the session."""

@@ -6,6 +6,7 @@ exists is valid (InvalidConfig otherwise).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from specdiff_dist.core.rules import Linear, Lossless, Rule
@@ -49,12 +50,16 @@ class DecodeConfig:
     policy: Policy = field(default_factory=lambda: Static(4))
     draft_temperature: float | None = None  # None: the request's own
     draft_top_k: int = 64  # proposals are truncated to this many tokens before sampling
+    max_tv_per_token: float = math.inf  # hard bounds on deviation, whatever the rule: per token …
+    tv_budget: float = math.inf  # … and in sum over the answer; once spent, decoding is exact
 
     def __post_init__(self) -> None:
         if not 1 <= self.draft_top_k <= 4096:
             raise InvalidConfig(f"draft_top_k must be 1 … 4096, not {self.draft_top_k}")
         if self.draft_temperature is not None and not 0.0 <= self.draft_temperature <= 100.0:
             raise InvalidConfig(f"draft_temperature must be between 0 and 100, not {self.draft_temperature}")
+        if not (self.max_tv_per_token >= 0.0 and self.tv_budget >= 0.0):  # false for NaN
+            raise InvalidConfig("max_tv_per_token and tv_budget must be 0 or more")
 
 
 DEFAULT_TIER = "exact"

@@ -4,10 +4,13 @@
     {"tier": "balanced", "leniency": 0.05, "effort": 2, "speculation": {"policy": "static", "length": 6}}
 
     tier               name of the row to start from
-    rule, leniency     "lossless" | "linear"; leniency 0 is exact, larger is looser
+    rule, leniency     "lossless", "linear", "tv_budget", "cactus", "cactus_taylor", "lenience", "typical"
+                       (core/rules.py); leniency 0 is exact, larger is looser
+    max_tv_per_token,  hard bounds on the deviation, whatever the rule; once spent, decoding is exact
+    tv_budget
     effort             denoising steps, or {num_denoising_steps, reveal_order, early_reveal}
-    speculation        length (0: off), policy name, or {policy, length, threshold, statistic};
-                       policies: "off", "static", "confidence_threshold"
+    speculation        length (0: off), policy name, or {policy, …its fields}; policies (core/speculation.py): "off",
+                       "static", "confidence_threshold", "additive", "failfast", "libraspec", "libraspec_measured"
     draft_temperature  number (default: the request's own)
     draft_top_k        tokens a proposal is truncated to before it is sampled from
 
@@ -18,29 +21,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import MISSING, fields, replace
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from specdiff_dist.config import EARLY_REVEALS, REVEAL_ORDERS, DecodeConfig, Effort
 from specdiff_dist.core.exactness import check_exact
-from specdiff_dist.core.rules import Linear, Lossless, Rule
-from specdiff_dist.core.speculation import STATISTICS, ConfidenceThreshold, Off, Policy, Static
+from specdiff_dist.core.rules import Cactus, Lenience, Linear, Lossless, Rule, TVBudget, Typical
+from specdiff_dist.core.speculation import (
+    Additive,
+    ConfidenceThreshold,
+    FailFast,
+    LibraSpec,
+    MeasuredLibraSpec,
+    Off,
+    Policy,
+    Static,
+    max_length,
+)
 from specdiff_dist.errors import InvalidConfig, InvalidRequest
 from specdiff_dist.types import DrafterInfo
 
 Built = TypeVar("Built")
 
 EXACT_TIER = "exact"  # the one tier whose name is a promise, whatever the table says
-RULES = ("lossless", "linear")
-POLICIES = ("off", "static", "confidence_threshold")
-
-_FIELDS = ("rule", "leniency", "effort", "speculation", "draft_temperature", "draft_top_k")
-_LATER_FIELDS = ("max_tv_per_token", "tv_budget")
-_POLICY_FIELDS = {
-    "off": (),
-    "static": ("length",),
-    "confidence_threshold": ("length", "threshold", "statistic"),
+RULES: dict[str, Callable[[float], Rule]] = {
+    "lossless": lambda leniency: Lossless(),
+    "linear": Linear,
+    "tv_budget": TVBudget,
+    "cactus": Cactus,
+    "cactus_taylor": lambda leniency: Cactus(leniency, "taylor"),
+    "lenience": Lenience,
+    "typical": Typical,
 }
+POLICIES: dict[str, type[Policy]] = {
+    "off": Off,
+    "static": Static,
+    "confidence_threshold": ConfidenceThreshold,
+    "additive": Additive,
+    "failfast": FailFast,
+    "libraspec": LibraSpec,
+    "libraspec_measured": MeasuredLibraSpec,
+}
+
+_FIELDS = (
+    "rule",
+    "leniency",
+    "effort",
+    "speculation",
+    "draft_temperature",
+    "draft_top_k",
+    "max_tv_per_token",
+    "tv_budget",
+)
+
+
+def rule_name(rule: Rule) -> str:
+    """The rule's name in `quality.rule`."""
+    if isinstance(rule, Cactus):
+        return "cactus" if rule.gamma == "exact" else "cactus_taylor"
+    return next(name for name, kind in RULES.items() if kind is type(rule)) if rule != Lossless() else "lossless"
+
+
+def policy_name(policy: Policy) -> str:
+    """The policy's name in `quality.speculation`."""
+    return next(name for name, kind in POLICIES.items() if kind is type(policy))
 
 
 def resolve_quality(
@@ -92,10 +137,7 @@ def apply_overrides(base: DecodeConfig, overrides: Mapping[str, object], *, para
 
     Raises InvalidRequest; its `param` is the JSON path below `param`.
     """
-    for name in _LATER_FIELDS:
-        if overrides.get(name) is not None:
-            raise InvalidRequest(f"{param}.{name} is not supported yet; leave it out", param=f"{param}.{name}")
-    _check_keys(overrides, (*_FIELDS, *_LATER_FIELDS), param)
+    _check_keys(overrides, _FIELDS, param)
     given = {name: value for name, value in overrides.items() if value is not None}
     config = base
     if "rule" in given or "leniency" in given:
@@ -110,6 +152,12 @@ def apply_overrides(base: DecodeConfig, overrides: Mapping[str, object], *, para
     if "draft_top_k" in given:
         path = f"{param}.draft_top_k"
         config = _checked(path, lambda: replace(config, draft_top_k=_integer(given["draft_top_k"], path)))
+    for name in ("max_tv_per_token", "tv_budget"):
+        if name in given:
+            path = f"{param}.{name}"
+            number = _number(given[name], path)
+            changed = partial(replace, config, **{name: number})
+            config = cast(DecodeConfig, _checked(path, changed))
     return config
 
 
@@ -118,12 +166,14 @@ def _rule(base: Rule, given: Mapping[str, object], param: str) -> Rule:
     if "rule" in given:
         name = _one_of(given["rule"], RULES, f"{param}.rule")
     else:
-        name = "linear" if leniency or isinstance(base, Linear) else "lossless"
-    if name == "lossless":
-        if leniency:
-            raise InvalidRequest("the lossless rule has leniency 0; ask for rule 'linear'", param=f"{param}.leniency")
-        return Lossless()
-    return _checked(f"{param}.leniency", lambda: Linear(base.leniency if leniency is None else leniency))
+        name = "linear" if leniency and base == Lossless() else rule_name(base)
+    if name == "lossless" and leniency:
+        raise InvalidRequest("the lossless rule has leniency 0; ask for rule 'linear'", param=f"{param}.leniency")
+    if leniency is None and name not in ("lossless", rule_name(base)):
+        if base != Lossless():  # leniencies of different rules are different things
+            raise InvalidRequest(f"rule {name!r} needs a leniency", param=f"{param}.leniency")
+        leniency = 0.0
+    return _checked(f"{param}.leniency", lambda: RULES[name](base.leniency if leniency is None else leniency))
 
 
 def _effort(base: Effort, value: object, param: str) -> Effort:
@@ -142,55 +192,45 @@ def _effort(base: Effort, value: object, param: str) -> Effort:
 
 
 def _policy(base: Policy, value: object, param: str) -> Policy:
-    length_param = f"{param}.length"
+    is_short = False  # a bare length: then the whole field is what is wrong
     if isinstance(value, str):
         value = {"policy": value}
     elif not isinstance(value, Mapping):
         length = _integer(value, param, "a length, a policy name or an object")
-        value, length_param = {"policy": "off"} if length == 0 else {"length": length}, param
-    _check_keys(value, ("policy", "length", "threshold", "statistic"), param)
+        kept = {} if hasattr(base, "length") else {"policy": "static"}
+        value, is_short = ({"policy": "off"} if length == 0 else {**kept, "length": length}), True
     given = {name: part for name, part in value.items() if part is not None}
-    name = _one_of(given.pop("policy", _policy_name(base)), POLICIES, f"{param}.policy")
-    for field in given:
-        if field not in _POLICY_FIELDS[name]:
-            raise InvalidRequest(f"policy {name!r} has no {field}", param=f"{param}.{field}")
-    if name == "off":
-        return Off()
-    if "length" in given:
-        length = _integer(given["length"], length_param)
-    elif isinstance(base, Off):
-        raise InvalidRequest(f"policy {name!r} needs a length", param=length_param)
-    else:
-        length = base.length
-    static = _checked(length_param, lambda: Static(length))
-    if name == "static":
-        return static
-    old = base if isinstance(base, ConfidenceThreshold) else None
-    if "threshold" in given:
-        threshold = _number(given["threshold"], f"{param}.threshold")
-    elif old is None:
-        raise InvalidRequest(f"policy {name!r} needs a threshold", param=f"{param}.threshold")
-    else:
-        threshold = old.threshold
-    statistic = old.statistic if old is not None else "max_prob"
-    if "statistic" in given:
-        statistic = _one_of(given["statistic"], STATISTICS, f"{param}.statistic")
-    return _checked(f"{param}.threshold", lambda: ConfidenceThreshold(threshold, length, statistic))
-
-
-def _policy_name(policy: Policy) -> str:
-    if isinstance(policy, Off):
-        return "off"
-    return "confidence_threshold" if isinstance(policy, ConfidenceThreshold) else "static"
+    name = _one_of(given.pop("policy", policy_name(base)), POLICIES, f"{param}.policy")
+    kind = POLICIES[name]
+    known = {field.name: field for field in fields(kind)}
+    every = {field.name for policy in POLICIES.values() for field in fields(policy)}
+    _check_keys(given, every, param)
+    for key in given:
+        if key not in known:
+            raise InvalidRequest(f"policy {name!r} has no {key}", param=f"{param}.{key}")
+    built: dict[str, Any] = {
+        key: _POLICY_READERS[str(known[key].type)](part, f"{param}.{key}") for key, part in given.items()
+    }
+    for key in known.keys() - built.keys():
+        if hasattr(base, key):  # what is not given stays as the tier has it
+            built[key] = getattr(base, key)
+        elif known[key].default is MISSING:
+            raise InvalidRequest(f"policy {name!r} needs a {key}", param=f"{param}.{key}")
+    try:
+        return kind(**built)
+    except InvalidConfig as error:
+        wrong = next((key for key in known if str(error).startswith(f"{key} must")), "policy")
+        raise InvalidRequest(str(error), param=param if is_short else f"{param}.{wrong}") from None
 
 
 def _check_drafter_can(config: DecodeConfig, drafter: DrafterInfo) -> None:
     """An override the drafter cannot follow is refused, not quietly bent."""
     if isinstance(config.policy, Off):
         return
-    if config.policy.length > drafter.max_draft_tokens:
+    length = max_length(config.policy)
+    if length > drafter.max_draft_tokens:
         raise InvalidRequest(
-            f"drafter {drafter.name!r} drafts at most {drafter.max_draft_tokens} tokens, not {config.policy.length}",
+            f"drafter {drafter.name!r} drafts at most {drafter.max_draft_tokens} tokens, not {length}",
             param="quality.speculation.length",
         )
     if config.effort.reveal_order not in drafter.reveal_orders:
@@ -233,13 +273,20 @@ def _integer(value: object, param: str, what: str = "an integer") -> int:
     return value
 
 
+_POLICY_READERS: dict[str, Callable[[object, str], object]] = {
+    "int": _integer,
+    "float": _number,
+    "str": lambda value, param: _string(value, param),
+}
+
+
 def _string(value: object, param: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{param} must be a string", param=param)
     return value
 
 
-def _one_of(value: object, names: tuple[str, ...], param: str) -> str:
+def _one_of(value: object, names: Iterable[str], param: str) -> str:
     if _string(value, param) not in names:
         raise InvalidRequest(f"{param} must be one of {', '.join(names)}", param=param)
     return str(value)

@@ -7,30 +7,17 @@ receipt can be sent back as it is to ask for the same decoding again.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 from specdiff_dist.config import DecodeConfig
-from specdiff_dist.core.rules import Linear, Rule
-from specdiff_dist.core.speculation import ConfidenceThreshold, Off, Policy
+from specdiff_dist.core.speculation import Policy
+from specdiff_dist.quality import policy_name, rule_name
 from specdiff_dist.types import Receipt
-
-
-def rule_name(rule: Rule) -> str:
-    """The rule's name in `quality.rule`."""
-    return "linear" if isinstance(rule, Linear) else "lossless"
 
 
 def policy_report(policy: Policy) -> dict[str, object]:
     """A speculation policy as `quality.speculation` spells it; lengths in tokens."""
-    if isinstance(policy, Off):
-        return {"policy": "off"}
-    if isinstance(policy, ConfidenceThreshold):
-        return {
-            "policy": "confidence_threshold",
-            "length": policy.length,
-            "threshold": policy.threshold,
-            "statistic": policy.statistic,
-        }
-    return {"policy": "static", "length": policy.length}
+    return {"policy": policy_name(policy), **asdict(policy)}
 
 
 def config_report(config: DecodeConfig) -> dict[str, object]:
@@ -47,6 +34,8 @@ def config_report(config: DecodeConfig) -> dict[str, object]:
         "speculation": policy_report(config.policy),
         "draft_temperature": config.draft_temperature,
         "draft_top_k": config.draft_top_k,
+        "max_tv_per_token": _finite(config.max_tv_per_token),
+        "tv_budget": _finite(config.tv_budget),
     }
 
 

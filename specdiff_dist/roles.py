@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, VerifierInfo, VerifyCall
+from specdiff_dist.types import (
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    ResolveCall,
+    ResolvedToken,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
+)
 
 
 class Drafter(Protocol):
@@ -45,6 +54,11 @@ class Verifier(Protocol):
         """
         ...
 
+    async def resolve(self, call: ResolveCall) -> ResolvedToken:
+        """One recovered token drawn from a wide row of the session's last verify call (rules whose residual depends on
+        the rejected token). Raises PrefixMismatch(0) when that row is gone: verify again. VerifierUnavailable."""
+        ...
+
     async def release(self, session_id: str) -> None:
         """Frees the session's cache; unknown ids are fine. Never raises."""
         ...
@@ -78,5 +92,7 @@ class VerifierEngine(Protocol):
         ...
 
     def verify(self, call: VerifyCall) -> TargetRows: ...
+
+    def resolve(self, call: ResolveCall) -> ResolvedToken: ...
 
     def release(self, session_id: str) -> None: ...

@@ -23,6 +23,7 @@ class SessionPrefix(Generic[CacheT]):
     cache: CacheT
     token_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     round_index: int = -1
+    held: object = None  # what the engine keeps until the session's next call
 
     @property
     def cached_len(self) -> int:
@@ -69,6 +70,10 @@ class SessionTable(Generic[CacheT]):
             session = self._sessions[session_id] = SessionPrefix(self._new_cache())
         self._sessions.move_to_end(session_id)
         return session
+
+    def find(self, session_id: str) -> SessionPrefix[CacheT] | None:
+        """The session if there is one."""
+        return self._sessions.get(session_id)
 
     def drop(self, session_id: str) -> None:
         """Forgets the session and its cache."""

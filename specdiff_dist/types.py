@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from specdiff_dist.config import DecodeConfig, Effort
 from specdiff_dist.core.rows import IntArray, SparseRows
+from specdiff_dist.core.speculation import DraftStatistics
 from specdiff_dist.errors import InvalidRequest
 
 GREEDY_TEMPERATURE = 1e-5  # below it a request is greedy, as in vLLM
@@ -84,6 +85,18 @@ class CallCost:
     bytes_sent: int = 0
     bytes_received: int = 0
 
+    def __add__(self, other: CallCost) -> CallCost:
+        """Both calls, one after the other."""
+        return CallCost(
+            self.forward_s + other.forward_s,
+            self.queue_s + other.queue_s,
+            self.num_forwards + other.num_forwards,
+            max(self.batch_size, other.batch_size),
+            self.wall_s + other.wall_s,
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_received + other.bytes_received,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatement:
@@ -118,6 +131,8 @@ class DraftCall:
     sampling: SamplingParams  # of the draft; the drafter truncates to `draft_top_k` on top of it
     draft_top_k: int
     seed: int  # numbers: randomness.uniforms(seed, DRAFT, 0, n, stream=anchor position, step=denoising step)
+    drafted_token_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[k] tokens already drafted after the anchor in this round; the new ones follow them, given them. Not cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +153,23 @@ class DraftBlock:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def statistics(self) -> DraftStatistics:
+        """What a speculation policy may look at."""
+        squares = self.proposals.row_sums(self.proposals.normalised() ** 2)
+        return DraftStatistics(self.confidences.astype(np.float64), self.max_probs.astype(np.float64), squares)
+
+    def followed_by(self, more: DraftBlock) -> DraftBlock:
+        """This block and the tokens drafted after it, with the costs of both calls added."""
+        return DraftBlock(
+            np.concatenate([self.token_ids, more.token_ids]),
+            SparseRows.concatenate([self.proposals, more.proposals]),
+            np.concatenate([self.confidences, more.confidences]),
+            np.concatenate([self.max_probs, more.max_probs]),
+            more.cached_len,
+            self.cost + more.cost,
+        )
 
     def head(self, length: int) -> DraftBlock:
         """The first `length` draft tokens."""
@@ -161,6 +193,28 @@ class VerifyCall:
     sampling: SamplingParams
     proposals: SparseRows | None  # d rows; needed only when `sampling.may_be_wide`
     target_uniforms: NDArray[np.float64]  # [d + 1]; draws recovered and plain tokens of wide rows
+    hold_rows: bool = False  # keep wide rows until the session's next call: a ResolveCall may follow
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveCall:
+    """Asks for one recovered token of the last verify call of a session, whose wide rows the verifier still holds:
+    drawn from norm([scale·p - q]+) at a draft position, by inverse CDF over token order."""
+
+    session_id: str
+    round_index: int  # of the verify call
+    position: int  # row within it
+    scale: float
+    uniform: float
+    proposal: SparseRows  # one row, the position's
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedToken:
+    """The answer to a ResolveCall."""
+
+    token_id: int
+    cost: CallCost = field(default_factory=CallCost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +271,7 @@ class RoundRecord:
     num_accepted: int
     draft: CallCost
     verify: CallCost
-    decide_s: float  # choose + accept + commit: router arithmetic
+    decide_s: float  # all that is not waiting for a role: choose + accept + commit, router arithmetic
     wall_s: float
     degraded: bool
 

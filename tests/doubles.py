@@ -14,7 +14,7 @@ from specdiff_dist.core import sampling
 from specdiff_dist.core.acceptance import residual
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.drafters.denoise import Predict, Prediction, denoise
-from specdiff_dist.errors import InvalidRequest, InvalidRows
+from specdiff_dist.errors import InvalidRequest, InvalidRows, PrefixMismatch
 from specdiff_dist.session_prefix import SessionTable
 from specdiff_dist.types import (
     CallCost,
@@ -22,6 +22,8 @@ from specdiff_dist.types import (
     DraftCall,
     DrafterInfo,
     GenerateRequest,
+    ResolveCall,
+    ResolvedToken,
     SamplingParams,
     TargetRows,
     VerifierInfo,
@@ -78,6 +80,7 @@ class TableVerifier:
         self.info = VerifierInfo("table", vocab_size, max_model_len, eos_token_ids, "float32")
         self.calls: list[VerifyCall] = []
         self._logits, self._wide = logits, wide
+        self._wide_rows: dict[str, tuple[int, list[np.ndarray]]] = {}
         self._sessions: SessionTable[None] = SessionTable(lambda: None, max_sessions=max_sessions)
 
     @property
@@ -107,10 +110,22 @@ class TableVerifier:
             return TargetRows(
                 SparseRows.from_rows([(everything, row) for row in rows]), mass, None, None, session.cached_len, cost
             )
+        self._wide_rows[call.prefix.session_id] = (call.prefix.round_index, rows)
         return wide_rows(rows, mass, call, session.cached_len, cost)
+
+    def resolve(self, call: ResolveCall) -> ResolvedToken:
+        held = self._wide_rows.get(call.session_id)
+        if held is None or held[0] != call.round_index:
+            raise PrefixMismatch(0)
+        row = held[1][call.position].astype(np.float64)
+        ids, probs = call.proposal.row(0)[0], call.proposal.normalised()
+        everything = np.arange(len(row), dtype=np.int32)
+        left = residual(everything, row / row.sum(), ids, probs, call.scale)
+        return ResolvedToken(sampling.draw_index(left, call.uniform), CallCost(1e-6))
 
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
+        self._wide_rows.pop(session_id, None)
 
 
 def wide_rows(
@@ -154,6 +169,9 @@ class Direct:
     async def verify(self, call: Any) -> Any:
         return self._engine.verify(call)
 
+    async def resolve(self, call: Any) -> Any:
+        return self._engine.resolve(call)
+
     async def release(self, session_id: str) -> None:
         self._engine.release(session_id)
 
@@ -189,7 +207,7 @@ class ScriptedDrafter:
         self.calls.append(call)
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
-        prefix = (*session.token_ids.tolist(), *call.prefix.new_token_ids.tolist())
+        prefix = (*session.token_ids.tolist(), *call.prefix.new_token_ids.tolist(), *call.drafted_token_ids.tolist())
         session.extend(call.prefix.new_token_ids[:-1])  # the anchor is never cached
         tokens = np.array(list(self._script(prefix, call.num_draft_tokens)), np.int32)
         ones = np.ones(len(tokens), np.float32)
@@ -222,11 +240,12 @@ class TableDrafter:
     def draft(self, call: DraftCall) -> DraftBlock:
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
-        prefix = (*session.token_ids.tolist(), *call.prefix.new_token_ids.tolist())
+        anchor_position = call.prefix.num_committed - 1
+        prefix = (*session.token_ids.tolist(), *call.prefix.new_token_ids.tolist(), *call.drafted_token_ids.tolist())
         session.extend(call.prefix.new_token_ids[:-1])
         tokens, rows, confidences, max_probs = denoise(
             self._predict(prefix, call.sampling, call), call.num_draft_tokens, call.effort, call.sampling,
-            call.draft_top_k, call.seed, len(prefix) - 1,
+            call.draft_top_k, call.seed, anchor_position, len(call.drafted_token_ids),
         )  # fmt: skip
         if self._dishonest:  # reports the rows at another temperature than it drew from
             sharper = SparseRows(rows.row_splits, rows.token_ids, rows.probs**2)
@@ -245,7 +264,9 @@ class TableDrafter:
                 raw = processed_probs(logits, SamplingParams(1.0)).astype(np.float64)
                 largest.append(raw.max())
                 entropies.append(-(raw * np.log(raw)).sum())
-            return Prediction(SparseRows.from_rows(rows), np.float32(largest), np.float32(entropies))
+            return Prediction(
+                SparseRows.from_rows(rows), np.array(largest, np.float32), np.array(entropies, np.float32)
+            )
 
         return predict
 

@@ -96,7 +96,11 @@ def test_overrides(overrides, expected):
         ({"speculation": {"lenght": 5}}, "quality.speculation"),
         ({"draft_temperature": -1}, "quality.draft_temperature"), ({"draft_top_k": 0}, "quality.draft_top_k"),
         ({"draft_top_k": 1.5}, "quality.draft_top_k"),
-        ({"max_tv_per_token": 0.1}, "quality.max_tv_per_token"), ({"tv_budget": 1}, "quality.tv_budget"),
+        ({"max_tv_per_token": -0.1}, "quality.max_tv_per_token"), ({"tv_budget": "1"}, "quality.tv_budget"),
+        ({"rule": "cactus", "leniency": -1}, "quality.leniency"), ({"rule": "lenience", "leniency": 1}, "quality.leniency"),
+        ({"tier": "fast", "rule": "cactus"}, "quality.leniency"),  # another rule's leniency is another thing
+        ({"speculation": {"policy": "libraspec", "alpha": 0}}, "quality.speculation.alpha"),
+        ({"speculation": {"policy": "failfast", "max_length": 1000}}, "quality.speculation.max_length"),
         # what the drafter cannot do is refused, not bent
         ({"tier": "fast", "speculation": 9}, "quality.speculation.length"),
         ({"tier": "fast", "effort": {"reveal_order": "entropy"}}, "quality.effort.reveal_order"),

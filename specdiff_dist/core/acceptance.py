@@ -2,32 +2,51 @@
 
 Terms, as vLLM's rejection sampler uses them:
     accepted tokens   draft tokens kept, a prefix of the block
-    recovered token   drawn from the residual norm([p̃ - q]+) at the first rejection
+    recovered token   drawn from the residual norm([s·p - q]+) at the first rejection
     bonus token       drawn from the plain target p after a block that was accepted whole
 Every round commits `accepted + 1` tokens: the accepted ones and one recovered or bonus token.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdiff_dist.core import sampling
-from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, lookup, token_keys
-from specdiff_dist.core.rules import Rule, accept_ratios, law_divergence
-from specdiff_dist.errors import InvalidRows
+from specdiff_dist.core.limits import NO_LIMITS, TVLimits, decide
+from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, token_keys
+from specdiff_dist.core.rules import Rule, Typical
+from specdiff_dist.core.support import SupportRows
+from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import TargetRows
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A recovered token that only the holder of the whole target row can draw: norm([scale·p - q]+) at `position`."""
+
+    position: int  # row within the block
+    scale: float
+    uniform: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acceptance:
-    """The outcome of one round. `tv`, `kl` are per committed token: how far the law it was drawn from is from p."""
+    """The outcome of one round. `tv`, `kl` are per committed token: how far the law it was drawn from is from p.
+
+    With `recovery` set, `token_ids` ends before the recovered token until `with_recovered` adds it.
+    """
 
     num_accepted: int
     token_ids: IntArray  # [num_accepted + 1]
     tv: FloatArray  # [num_accepted + 1]
     kl: FloatArray  # [num_accepted + 1], nats; inf possible
+    recovery: Recovery | None = None
+
+    def with_recovered(self, token_id: int) -> Acceptance:
+        return replace(self, token_ids=np.append(self.token_ids, np.int32(token_id)), recovery=None)
 
 
 def accept(
@@ -37,6 +56,7 @@ def accept(
     target: TargetRows,
     accept_uniforms: FloatArray,
     target_uniforms: FloatArray,
+    limits: TVLimits = NO_LIMITS,
 ) -> Acceptance:
     """One round of speculative sampling (Leviathan et al. 2023, Algorithm 1; rules: core/rules.py).
 
@@ -45,6 +65,7 @@ def accept(
         proposals: d rows, the distributions the tokens were drawn from.
         target: rows at the d draft positions and the one after.
         accept_uniforms: [d]; target_uniforms: [d + 1] (for wide targets the draws were already made with them).
+        limits: what the request allows per token and in total.
 
     Raises InvalidRows when a draft token has no probability in its own proposal, or rows do not fit together.
     """
@@ -55,38 +76,53 @@ def accept(
         )
     draft_probs = proposals.normalised()
     target_probs = target.rows.probs.astype(np.float64) / target.row_mass[target.rows.row_index()]
+    entropy = _entropy(target, target_probs)[:num_draft] if isinstance(rule, Typical) else np.zeros(num_draft)
+    rows = SupportRows.of(proposals, draft_probs, target.rows, target_probs, entropy)
 
-    tokens = token_keys(draft_token_ids)
-    draft_at_token = lookup(proposals, draft_probs, tokens)
-    if np.any(draft_at_token <= 0.0):
-        raise InvalidRows("a draft token has probability 0 in its own proposal")
-    target_at_token = lookup(target.rows, target_probs, tokens)
+    decision = decide(rule, rows, limits)
+    at_token = _entries(proposals, draft_token_ids)
+    num_accepted = sampling.count_accepted(decision.accept_probs[at_token], accept_uniforms)
 
-    num_accepted = sampling.count_accepted(accept_ratios(rule, target_at_token, draft_at_token), accept_uniforms)
-    if num_accepted == num_draft:
-        last = _bonus(target, target_probs, num_draft, target_uniforms)
-    else:
-        last = _recovered(proposals, draft_probs, target, target_probs, num_accepted, target_uniforms)
-
-    # Receipt: the law at every reached draft position is p̃ whether its token was accepted or recovered; a bonus is p.
+    # Receipt: the law at every reached draft position is the rule's whether its token was accepted or recovered.
     num_reached = min(num_accepted + 1, num_draft)
-    entries = int(proposals.row_splits[num_reached])
-    on_support = lookup(target.rows, target_probs, proposals.keys()[:entries])
-    tv, kl = law_divergence(rule, on_support, draft_probs[:entries], proposals.row_index()[:entries], num_reached)
-    bonus_zero = np.zeros(num_accepted + 1 - num_reached)
-    return Acceptance(
+    bonus_zero = np.zeros(num_accepted + 1 - num_reached)  # a bonus is the target's own
+    outcome = Acceptance(
         num_accepted,
-        np.append(draft_token_ids[:num_accepted], np.int32(last)).astype(np.int32),
-        np.concatenate([tv, bonus_zero]),
-        np.concatenate([kl, bonus_zero]),
+        draft_token_ids[:num_accepted],
+        np.concatenate([decision.tv[:num_reached], bonus_zero]),
+        np.concatenate([decision.kl[:num_reached], bonus_zero]),
     )
+    uniform = float(target_uniforms[num_accepted])
+    if num_accepted == num_draft:
+        return outcome.with_recovered(_bonus(target, target_probs, num_draft, uniform))
+    rejected_prob = float(rows.target_probs[at_token[num_accepted]])
+    scale = 1.0 if decision.is_limited[num_accepted] else rule.residual_scale(rejected_prob)
+    if not target.is_wide:
+        token = _recovered(proposals, draft_probs, target, target_probs, num_accepted, scale, uniform)
+        return outcome.with_recovered(token)
+    if scale == 1.0 and target.recovered_token_ids is not None:
+        return outcome.with_recovered(int(target.recovered_token_ids[num_accepted]))
+    return replace(outcome, recovery=Recovery(num_accepted, scale, uniform))
 
 
-def _bonus(target: TargetRows, target_probs: FloatArray, position: int, uniforms: FloatArray) -> int:
+def residual(
+    target_ids: IntArray, target_probs: FloatArray, draft_ids: IntArray, draft_probs: FloatArray, scale: float = 1.0
+) -> FloatArray:
+    """[scale·p - q]+ on the target's support (unnormalised), float64; p itself where that is empty (p = q up to rounding).
+
+    It lives on supp(p) alone, because q > 0 = p gives 0. Ids ascend in both rows.
+    """
+    at = np.minimum(np.searchsorted(draft_ids, target_ids), len(draft_ids) - 1)
+    draft_on_target = np.where(draft_ids[at] == target_ids, draft_probs[at], 0.0)
+    positive = np.maximum(scale * target_probs - draft_on_target, 0.0)
+    return positive if positive.sum() > 0.0 else target_probs
+
+
+def _bonus(target: TargetRows, target_probs: FloatArray, position: int, uniform: float) -> int:
     if target.plain_token_ids is not None:
         return int(target.plain_token_ids[position])
     ids, row = _row(target.rows, target_probs, position)
-    return int(ids[sampling.draw_index(row, float(uniforms[position]))])
+    return int(ids[sampling.draw_index(row, uniform)])
 
 
 def _recovered(
@@ -95,26 +131,30 @@ def _recovered(
     target: TargetRows,
     target_probs: FloatArray,
     position: int,
-    uniforms: FloatArray,
+    scale: float,
+    uniform: float,
 ) -> int:
-    if target.recovered_token_ids is not None:
-        return int(target.recovered_token_ids[position])
     ids, row = _row(target.rows, target_probs, position)
     draft_ids, draft_row = _row(proposals, draft_probs, position)
-    return int(ids[sampling.draw_index(residual(ids, row, draft_ids, draft_row), float(uniforms[position]))])
+    return int(ids[sampling.draw_index(residual(ids, row, draft_ids, draft_row, scale), uniform)])
 
 
-def residual(
-    target_ids: IntArray, target_probs: FloatArray, draft_ids: IntArray, draft_probs: FloatArray
-) -> FloatArray:
-    """[p - q]+ on the target's support (unnormalised), float64; p itself where that is empty (p = q up to rounding).
+def _entries(proposals: SparseRows, draft_token_ids: IntArray) -> NDArray[np.int64]:
+    """Where each draft token stands among its proposal's entries, [d]. Raises InvalidRows if one does not."""
+    keys, wanted = proposals.keys(), token_keys(draft_token_ids)
+    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+    if len(wanted) and (np.any(keys[at] != wanted) or np.any(proposals.probs[at] <= 0.0)):
+        raise InvalidRows("a draft token has probability 0 in its own proposal")
+    return at
 
-    It lives on supp(p) alone, because q > 0 = p gives 0. Ids ascend in both rows.
-    """
-    at = np.minimum(np.searchsorted(draft_ids, target_ids), len(draft_ids) - 1)
-    draft_on_target = np.where(draft_ids[at] == target_ids, draft_probs[at], 0.0)
-    positive = np.maximum(target_probs - draft_on_target, 0.0)
-    return positive if positive.sum() > 0.0 else target_probs
+
+def _entropy(target: TargetRows, target_probs: FloatArray) -> FloatArray:
+    """Entropy of each whole target row, nats [d + 1]."""
+    if target.is_wide:
+        raise InvalidRequest("the typical rule needs whole target rows; set top_k to at most 256", param="top_k")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(target_probs > 0.0, target_probs * np.log(target_probs), 0.0)
+    return -target.rows.row_sums(terms)
 
 
 def _row(rows: SparseRows, probs: FloatArray, index: int) -> tuple[IntArray, FloatArray]:

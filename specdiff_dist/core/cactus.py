@@ -37,8 +37,7 @@ def exact_gamma(target_probs: FloatArray, delta: float) -> tuple[FloatArray, int
 
     Φ is convex and increasing on (p, 1) with Φ'(p) = 0, so Newton must not start at p. Pinsker's inequality gives
     Φ(p + √(δ/2)) ≥ δ: started right of the root it descends monotonically, no damping needed. The start is tightened by
-    Φ(γ) ≥ (γ-p)²/2v, with v the largest x(1-x) between p and γ (Pinsker is v = 1/4). The variable is 1 - γ, which keeps
-    the digits that γ near 1 has lost.
+    Φ(γ) ≥ (γ-p)²/2v, with v the largest x(1-x) between p and γ (Pinsker is v = 1/4).
     Edges: p ≤ 0 → 0; p ≥ 1 or δ ≥ -ln p → 1; δ = 0 → p.
     """
     p = np.clip(np.asarray(target_probs, np.float64), 0.0, 1.0)
@@ -57,14 +56,16 @@ def exact_gamma(target_probs: FloatArray, delta: float) -> tuple[FloatArray, int
     for _ in range(2):
         widest = np.clip(0.5, p, np.minimum(start, 1.0))
         start = np.minimum(start, p + np.sqrt(2.0 * delta * widest * (1.0 - widest)))
-    rest = np.maximum(1.0 - start, 1e-12)  # 1 - γ
+    value_gamma = np.minimum(start, 1.0 - 1e-12)
+    rest = 1.0 - value_gamma  # kept beside γ: each has the digits that the other loses at its end
     for iteration in range(1, MAX_NEWTON_ITERATIONS + 1):
-        log_gamma, log_one_minus = np.log1p(-rest), np.log(rest)
-        value = (1.0 - rest) * (log_gamma - log_p) + rest * (log_one_minus - log_rest) - delta
+        log_gamma, log_one_minus = np.log(value_gamma), np.log(rest)
+        value = value_gamma * (log_gamma - log_p) + rest * (log_one_minus - log_rest) - delta
         if np.all(np.abs(value) <= _TOLERANCE):
             iteration -= 1
             break
         slope = (log_gamma - log_one_minus) - (log_p - log_rest)  # Φ'(γ) > 0 right of p
-        rest = np.clip(rest + value / slope, 0.0, 1.0 - p)
-    gamma[todo] = 1.0 - rest
+        step = np.minimum(value / np.where(slope > 0.0, slope, np.inf), value_gamma - p)
+        value_gamma, rest = value_gamma - step, rest + step
+    gamma[todo] = value_gamma
     return gamma, iteration

@@ -11,7 +11,7 @@ Greedy drafts (temperature 0) and deterministic drafters report one-hot proposal
 from __future__ import annotations
 
 from specdiff_dist.config import DecodeConfig
-from specdiff_dist.core.speculation import ConfidenceThreshold, Off
+from specdiff_dist.core.speculation import FailFast, LibraSpec, MeasuredLibraSpec, Off, statistic_of
 from specdiff_dist.errors import InexactConfig
 from specdiff_dist.types import DrafterInfo
 
@@ -45,10 +45,27 @@ def check_exact(config: DecodeConfig, drafter: DrafterInfo | None, *, greedy_dra
             "reveal_order 'left_to_right', early_reveal 'one_hot', or draft_temperature 0",
             trap=1,
         )
-    if isinstance(config.policy, ConfidenceThreshold) and config.policy.statistic == "token_prob":
+    # FailFast may look at sampled tokens: it submits all that it has looked at, and so decides only about later ones.
+    if statistic_of(config.policy) == "token_prob" and not isinstance(config.policy, FailFast):
         raise InexactConfig(
-            "trap 2 (selection by a sampled token's own confidence): cutting the block where the sampled token is "
-            "improbable conditions on the sample; use statistic 'max_prob' or draft_temperature 0",
+            "trap 2 (selection by a sampled token's own confidence): choosing the length by the sampled tokens' "
+            "probabilities conditions on the sample; use statistic 'max_prob' or 'sum_squares', or draft_temperature 0",
+            trap=2,
+        )
+    # A roll-back weighs statistics of later positions, which must not depend on a token that it may cut off: not on one
+    # revealed in an earlier step, nor (Algorithm 1 may cut into an earlier block) on an earlier block's.
+    is_stepwise = effort.num_denoising_steps > 1 and effort.early_reveal == "proposal"
+    if isinstance(config.policy, LibraSpec | MeasuredLibraSpec) and is_stepwise:
+        raise InexactConfig(
+            "trap 2 (selection by a sampled token's own confidence): later confidences depend on tokens sampled in "
+            "earlier steps, which the policy may cut off because of them; use one denoising step, early_reveal 'one_hot' "
+            "or draft_temperature 0",
+            trap=2,
+        )
+    if isinstance(config.policy, LibraSpec) and config.policy.max_length > config.policy.block:
+        raise InexactConfig(
+            "trap 2 (selection by a sampled token's own confidence): Algorithm 1 may cut into a block because of what was "
+            "drafted given that block; use policy 'libraspec_measured', which does not, or draft_temperature 0",
             trap=2,
         )
 

@@ -89,7 +89,7 @@ class SparseRows:
     def row_sums(self, values: NDArray[np.floating] | None = None) -> FloatArray:
         """Sum per row of `values` [nnz] (default: the probabilities), in float64."""
         entries = np.asarray(self.probs if values is None else values, np.float64)
-        return np.bincount(self.row_index(), weights=entries, minlength=self.num_rows)
+        return np.bincount(self.row_index(), weights=entries, minlength=self.num_rows).astype(np.float64)
 
     def normalised(self) -> FloatArray:
         """Probabilities in float64 divided by their row's sum, [nnz]."""

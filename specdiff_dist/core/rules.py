@@ -1,8 +1,19 @@
-"""Acceptance rules, as values. Leniency 0 is exact for every rule; larger is looser.
+"""Acceptance rules, as values. Leniency 0 is exact for every rule; larger is looser and never accepts less.
 
-A rule replaces the target law at a position by a conditional target p̃ and then runs the standard scheme: accept a draft
-token y ~ q with probability min(1, p̃(y)/q(y)), else draw from norm([p̃ - q]+).
-Sources: Leviathan et al. 2023 (lossless); "Speculative Diffusion is a Tale of Two Tradeoffs", linear rule.
+All rules follow one scheme. A draft token y ~ q is accepted with probability `accept_probs(y)`; at the first rejection
+the recovered token is drawn from norm([s·p - q]+), where s is the rule's `residual_scale` for the rejected y (1 for all
+rules but Cactus). `output_law` is the exact law of the token emitted at a position, given that it is reached.
+
+    rule          leniency  accepts y with                                    law
+    Lossless      -         min(1, p/q)                                       p
+    Linear        λ [0, 1]  min(1, (1-λ)p/q + λ)                              (1-λ)p + λq
+    TVBudget      ε [0, 1]  Linear with λ = min(1, ε/TV(p, q)) per position   at distance min(ε, TV(p, q)) from p
+    Cactus        δ ≥ 0     min(1, γ/q), γ from the KL budget δ               see `Cactus`
+    Lenience      1-ℓ       min(1, p/(ℓq))                                    ≤ p/ℓ everywhere
+    Typical       [0, 1]    1 if p > min(ε, α·exp(-H))/leniency, else p/q     see `Typical`
+
+Sources: Leviathan et al. 2023 (lossless, lenience in App. A.5); "Speculative Diffusion is a Tale of Two Tradeoffs"
+(linear, Theorem 1, modified Cactus in App. E); Cactus, arXiv 2604.04987; Medusa (typical acceptance).
 """
 
 from __future__ import annotations
@@ -11,61 +22,210 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdiff_dist.core.cactus import exact_gamma, taylor_gamma
 from specdiff_dist.core.rows import FloatArray
+from specdiff_dist.core.support import OutputLaw, SupportRows
 from specdiff_dist.errors import InvalidConfig
+
+
+def _check_leniency(rule: object, leniency: float, highest: float = 1.0) -> None:
+    if not 0.0 <= leniency <= highest:  # false for NaN
+        raise InvalidConfig(f"the leniency of {type(rule).__name__} must be in [0, {highest:g}], not {leniency}")
 
 
 @dataclass(frozen=True, slots=True)
 class Lossless:
-    """p̃ = p: the output law is the target's."""
+    """The output law is the target's."""
 
     @property
     def leniency(self) -> float:
         return 0.0
 
+    def accept_probs(self, rows: SupportRows) -> FloatArray:
+        return np.minimum(rows.target_probs / rows.draft_probs, 1.0)
+
+    def output_law(self, rows: SupportRows) -> OutputLaw:
+        return OutputLaw(rows.target_probs, np.ones(rows.num_rows))
+
+    def residual_scale(self, target_prob: float) -> float:
+        return 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """p̃ = (1-λ)p + λq. Accepts with min(1, (1-λ)p/q + λ); [p̃ - q]+ = (1-λ)[p - q]+, so the residual is norm([p - q]+)
-    for every λ < 1, and λ = 1 accepts everything. Output law p̃, at distance TV(p̃, p) = λ·TV(p, q)."""
+    """p̃ = (1-λ)p + λq. [p̃ - q]+ = (1-λ)[p - q]+, so the residual is norm([p - q]+) for every λ < 1 and λ = 1 accepts
+    everything. At temperature 0 this is the literal rule: a mismatch is accepted with probability λ."""
 
     leniency: float  # λ
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.leniency <= 1.0:
-            raise InvalidConfig(f"the linear rule's leniency must be in [0, 1], not {self.leniency}")
+        _check_leniency(self, self.leniency)
+
+    def accept_probs(self, rows: SupportRows) -> FloatArray:
+        return linear_accept(rows, np.full(rows.num_rows, self.leniency))
+
+    def output_law(self, rows: SupportRows) -> OutputLaw:
+        return linear_law(rows, np.full(rows.num_rows, self.leniency))
+
+    def residual_scale(self, target_prob: float) -> float:
+        return 1.0
 
 
-Rule = Lossless | Linear
+@dataclass(frozen=True, slots=True)
+class TVBudget:
+    """Linear with the largest λ whose law stays within total variation ε of the target at every position (Theorem 1)."""
+
+    leniency: float  # ε
+
+    def __post_init__(self) -> None:
+        _check_leniency(self, self.leniency)
+
+    def _lambdas(self, rows: SupportRows) -> FloatArray:
+        return budget_lambda(rows, np.full(rows.num_rows, self.leniency))
+
+    def accept_probs(self, rows: SupportRows) -> FloatArray:
+        return linear_accept(rows, self._lambdas(rows))
+
+    def output_law(self, rows: SupportRows) -> OutputLaw:
+        return linear_law(rows, self._lambdas(rows))
+
+    def residual_scale(self, target_prob: float) -> float:
+        return 1.0
 
 
-def accept_ratios(rule: Rule, target_probs: FloatArray, draft_probs: FloatArray) -> FloatArray:
-    """p̃(y)/q(y) at the draft tokens; both inputs float64 [d], `draft_probs` > 0. Returns [d], may exceed 1."""
-    ratios = target_probs / draft_probs
-    if isinstance(rule, Linear):
-        ratios = (1.0 - rule.leniency) * ratios + rule.leniency
-    return ratios
+@dataclass(frozen=True, slots=True)
+class Cactus:
+    """Raises the drafted token's own probability from p(y) to γ within a KL budget of δ nats: p̃_y(y) = γ and
+    p̃_y(v) = s·p(v) elsewhere, s = (1-γ)/(1-p(y)). `gamma` "exact" spends δ exactly, "taylor" is as published.
 
-
-def law_divergence(
-    rule: Rule, target_on_support: FloatArray, draft_probs: FloatArray, row_index: np.ndarray, num_rows: int
-) -> tuple[FloatArray, FloatArray]:
-    """TV and KL (nats) of the law really sampled against the target, per position: ([num_rows], [num_rows]).
-
-    Needs the target only on the proposals' support (entries [nnz], `row_index` [nnz] says whose), because outside it
-    q = 0 and p̃ = (1-λ)p:  TV = λ·Σ[q - p]+,  KL = Σ_supp p̃ ln(p̃/p) + (1-λ) ln(1-λ) (1 - p(supp)).
-    KL is inf where q leaves a truncated target's support.
+    KL(p̃_y ‖ p) ≤ δ bounds the *conditional* target, not the output law, which mixes the p̃_y over y: for p = (.5, .3, .15,
+    .05), q = (.1, .2, .3, .4), δ = .25 the law is at KL .393. The receipt reports the law.
     """
-    leniency = rule.leniency
-    if leniency == 0.0 or num_rows == 0:  # (bincount of nothing would be integers)
-        return np.zeros(num_rows), np.zeros(num_rows)
-    excess = np.maximum(draft_probs - target_on_support, 0.0)
-    tv = leniency * np.bincount(row_index, weights=excess, minlength=num_rows)
-    mixed = (1.0 - leniency) * target_on_support + leniency * draft_probs
-    with np.errstate(divide="ignore"):
-        terms = mixed * np.log(mixed / target_on_support)  # mixed ≥ λq > 0; p = 0 gives inf
-    kl = np.bincount(row_index, weights=terms, minlength=num_rows)
-    if leniency < 1.0:
-        outside = np.maximum(1.0 - np.bincount(row_index, weights=target_on_support, minlength=num_rows), 0.0)
-        kl += (1.0 - leniency) * np.log1p(-leniency) * outside
-    return tv, np.maximum(kl, 0.0)
+
+    leniency: float  # δ, nats
+    gamma: str = "exact"
+
+    def __post_init__(self) -> None:
+        _check_leniency(self, self.leniency, 1e3)
+        if self.gamma not in ("exact", "taylor"):
+            raise InvalidConfig(f"gamma must be 'exact' or 'taylor', not {self.gamma!r}")
+
+    def _gamma(self, target_probs: FloatArray) -> FloatArray:
+        if self.gamma == "taylor":
+            return taylor_gamma(target_probs, self.leniency)
+        return exact_gamma(target_probs, self.leniency)[0]
+
+    def accept_probs(self, rows: SupportRows) -> FloatArray:
+        return np.minimum(self._gamma(rows.target_probs) / rows.draft_probs, 1.0)
+
+    def residual_scale(self, target_prob: float) -> float:
+        gamma = float(self._gamma(np.array([target_prob]))[0])
+        return (1.0 - gamma) / (1.0 - target_prob) if target_prob < 1.0 else 0.0
+
+    def output_law(self, rows: SupportRows) -> OutputLaw:
+        """law(v) = q(v)a(v) + Σ_y q(y)(1-a(y)) [s_y p(v) - q(v)]+ / Z_y. A rejected y has s_y p(y) ≤ γ_y < q(y), so it is
+        never among its own residual's tokens and needs no exception."""
+        p, q = rows.target_probs, rows.draft_probs
+        gamma = self._gamma(p)
+        accepted = q * np.minimum(gamma / q, 1.0)
+        rejected = q - accepted
+        scale = np.where(p < 1.0, (1.0 - gamma) / np.where(p < 1.0, 1.0 - p, 1.0), 0.0)
+        law, outside = accepted.copy(), np.zeros(rows.num_rows)
+        bounds = np.searchsorted(rows.row_index, np.arange(rows.num_rows + 1))
+        for row in range(rows.num_rows):
+            span = slice(bounds[row], bounds[row + 1])
+            at = np.flatnonzero(rejected[span] > 0.0)
+            if not len(at):
+                continue
+            s = scale[span][at]
+            left = np.maximum(s[:, None] * p[span] - q[span], 0.0)  # [rejected y, v]
+            mass = left.sum(1) + s * rows.outside_mass[row]
+            share = np.where(mass > 0.0, rejected[span][at] / np.where(mass > 0.0, mass, 1.0), 0.0)
+            law[span] += share @ left
+            outside[row] = float(share @ s)
+            law[span] += p[span] * rejected[span][at][mass <= 0.0].sum()  # an empty residual falls back to p
+        return OutputLaw(law, outside)
+
+
+@dataclass(frozen=True, slots=True)
+class Lenience:
+    """Accepts with min(1, p/(ℓq)), ℓ = 1 - leniency; the law is nowhere more than p/ℓ."""
+
+    leniency: float  # 1 - ℓ
+
+    def __post_init__(self) -> None:
+        _check_leniency(self, self.leniency)
+        if self.leniency == 1.0:
+            raise InvalidConfig("Lenience needs a leniency below 1 (ℓ = 0 would accept anything possible)")
+
+    def accept_probs(self, rows: SupportRows) -> FloatArray:
+        return np.minimum(rows.target_probs / ((1.0 - self.leniency) * rows.draft_probs), 1.0)
+
+    def output_law(self, rows: SupportRows) -> OutputLaw:
+        return _residual_law(rows, self.accept_probs(rows))
+
+    def residual_scale(self, target_prob: float) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Typical acceptance: y is accepted outright if p(y) > min(ε, α·exp(-H(p))) / leniency, else as in Lossless.
+
+    leniency 1 has Medusa's threshold, leniency 0 none, so the rule has an exact end and only ever adds acceptances;
+    Medusa itself replaces a failed token by the argmax instead of drawing from the residual.
+    """
+
+    leniency: float
+    epsilon: float = 0.09
+    alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        _check_leniency(self, self.leniency)
+        if not (0.0 < self.epsilon <= 1.0 and 0.0 < self.alpha <= 1.0):
+            raise InvalidConfig(f"epsilon and alpha must be in (0, 1], not {self.epsilon} and {self.alpha}")
+
+    def accept_probs(self, rows: SupportRows) -> FloatArray:
+        lossless = np.minimum(rows.target_probs / rows.draft_probs, 1.0)
+        threshold = np.minimum(self.epsilon, self.alpha * np.exp(-rows.entropy))
+        return np.where(self.leniency * rows.target_probs > rows.spread(threshold), 1.0, lossless)
+
+    def output_law(self, rows: SupportRows) -> OutputLaw:
+        return _residual_law(rows, self.accept_probs(rows))
+
+    def residual_scale(self, target_prob: float) -> float:
+        return 1.0
+
+
+Rule = Lossless | Linear | TVBudget | Cactus | Lenience | Typical
+
+
+def needs_rows(rule: Rule) -> bool:
+    """Whether a recovered token may depend on more than the position: wide target rows must then be held."""
+    return isinstance(rule, Cactus)
+
+
+def budget_lambda(rows: SupportRows, tv_budget: FloatArray) -> FloatArray:
+    """The λ whose linear law lies `tv_budget` [num_rows] from the target: min(1, budget/TV(p, q)) (Theorem 1)."""
+    tv = rows.total_variation
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(tv > tv_budget, tv_budget / tv, 1.0)
+
+
+def linear_accept(rows: SupportRows, lambdas: FloatArray) -> FloatArray:
+    share = rows.spread(lambdas)
+    return np.minimum((1.0 - share) * (rows.target_probs / rows.draft_probs) + share, 1.0)
+
+
+def linear_law(rows: SupportRows, lambdas: FloatArray) -> OutputLaw:
+    share = rows.spread(lambdas)
+    return OutputLaw((1.0 - share) * rows.target_probs + share * rows.draft_probs, 1.0 - lambdas)
+
+
+def _residual_law(rows: SupportRows, accept_probs: FloatArray) -> OutputLaw:
+    """Law of any rule that recovers from norm([p - q]+): q·a + P(reject)·[p - q]+/TV(p, q)."""
+    accepted = rows.draft_probs * accept_probs
+    tv = rows.total_variation
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.where(tv > 0.0, np.maximum(1.0 - rows.sum(accepted), 0.0) / tv, 0.0)
+    return OutputLaw(accepted + rows.spread(scale) * np.maximum(rows.target_probs - rows.draft_probs, 0.0), scale)

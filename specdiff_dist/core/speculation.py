@@ -1,23 +1,62 @@
 """Speculation policies: how many tokens to draft, and how many of them are worth verifying.
 
-A policy is a value; `num_to_draft` asks it before the drafter is called, `choose_length` once the block is known.
+A policy is a value. `plan(policy, knowledge)` is one round of it as a coroutine: it yields how many more tokens to draft,
+is sent the `DraftStatistics` of everything drafted in this round, and returns the speculative length (0: decode plainly).
+
+Exactness: a policy that reads `token_prob` looks at the sample it decides about (trap 2). `max_prob` and `sum_squares`
+(Σ q², the chance that two draws agree) belong to the distribution alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from specdiff_dist.core.calibration import AcceptanceCalibration
+from specdiff_dist.core.costs import MeasuredCosts
+from specdiff_dist.core.libraspec import best_length, horizon, libraspec
+from specdiff_dist.core.rows import FloatArray
 from specdiff_dist.errors import InvalidConfig
 
-STATISTICS = ("max_prob", "token_prob")
+STATISTICS = ("max_prob", "sum_squares", "token_prob")
+MAX_LENGTH = 256
+PROBE_EVERY = 32  # rounds decoded plainly between two looks at whether drafting pays again
 
 
-def _check_length(length: int) -> None:
-    if not 1 <= length <= 256:
-        raise InvalidConfig(f"speculative length must be 1 … 256, not {length}")
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftStatistics:
+    """What a policy may know of the n tokens drafted so far in a round, each float64 [n]."""
+
+    token_probs: FloatArray
+    max_probs: FloatArray
+    sum_squares: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.token_probs)
+
+    def of(self, statistic: str) -> FloatArray:
+        if statistic == "max_prob":
+            return self.max_probs
+        return self.sum_squares if statistic == "sum_squares" else self.token_probs
+
+
+@dataclass(slots=True)
+class Knowledge:
+    """What policies learn from rounds. `calibration` and `costs` are shared by all sessions of one drafter-verifier pair."""
+
+    calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
+    costs: MeasuredCosts = field(default_factory=MeasuredCosts.unknown)
+    additive_length: int | None = None  # this session's, of the additive policy
+    plain_rounds: int = 0  # in a row, this session's
+
+    def for_session(self) -> Knowledge:
+        """What a new session starts with: the shared part."""
+        return Knowledge(self.calibration, self.costs)
+
+
+Plan = Generator[int, DraftStatistics, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +71,210 @@ class Static:
     length: int
 
     def __post_init__(self) -> None:
-        _check_length(self.length)
+        _check_lengths(length=self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceThreshold:
-    """Up to `length` tokens, cut before the first whose statistic falls below `threshold` (at least one is kept).
-
-    statistic: `max_prob` looks at the distribution alone and keeps the exact law; `token_prob` looks at the sampled
-    token's own probability, as FailFast and DSpark do, which conditions on the sample (trap 2).
-    """
+    """Up to `length` tokens, cut before the first whose statistic falls below `threshold` (at least one is kept)."""
 
     threshold: float
     length: int
     statistic: str = "max_prob"
 
     def __post_init__(self) -> None:
-        _check_length(self.length)
-        if not 0.0 <= self.threshold <= 1.0:
-            raise InvalidConfig(f"confidence threshold must be in [0, 1], not {self.threshold}")
-        if self.statistic not in STATISTICS:
-            raise InvalidConfig(f"statistic must be one of {', '.join(STATISTICS)}, not {self.statistic!r}")
+        _check_lengths(length=self.length)
+        _check_statistic(self.statistic)
+        _check_unit("threshold", self.threshold)
 
 
-Policy = Off | Static | ConfidenceThreshold
+@dataclass(frozen=True, slots=True)
+class Additive:
+    """The heuristic of transformers and Gemma-4 MTP: all accepted → 2 more next time, else 1 less."""
+
+    start: int = 4
+    max_length: int = 20
+
+    def __post_init__(self) -> None:
+        _check_lengths(start=self.start, max_length=self.max_length)
 
 
-def num_to_draft(policy: Policy) -> int:
-    """Tokens to ask the drafter for; 0 means: do not draft."""
-    return 0 if isinstance(policy, Off) else policy.length
+@dataclass(frozen=True, slots=True)
+class FailFast:
+    """Draft `block` more tokens until some token is unsure (statistic < `threshold`) or `max_length` is reached, then
+    verify everything (FailFast, arXiv 2512.20573; its defaults .45, 10, 60)."""
+
+    threshold: float = 0.45
+    block: int = 10
+    max_length: int = 60
+    statistic: str = "token_prob"
+
+    def __post_init__(self) -> None:
+        _check_lengths(block=self.block, max_length=self.max_length)
+        _check_statistic(self.statistic)
+        _check_unit("threshold", self.threshold)
 
 
-def choose_length(policy: Policy, token_probs: NDArray[np.floating], max_probs: NDArray[np.floating]) -> int:
-    """Speculative length for a drafted block: how many of its n tokens to submit. Both arrays: [n]."""
-    num_drafted = len(token_probs)
-    if isinstance(policy, ConfidenceThreshold) and num_drafted:
-        statistic = max_probs if policy.statistic == "max_prob" else token_probs
-        below = np.flatnonzero(statistic[1:] < policy.threshold)  # the first token is always worth a look
-        return int(below[0]) + 1 if len(below) else num_drafted
-    return min(num_drafted, num_to_draft(policy))
+@dataclass(frozen=True, slots=True)
+class LibraSpec:
+    """Algorithm 1 of LibraSpec with its frozen α (2.0 … 2.2 in the paper)."""
+
+    alpha: float = 2.0
+    block: int = 4
+    max_length: int = 12
+    statistic: str = "token_prob"
+
+    def __post_init__(self) -> None:
+        _check_lengths(block=self.block, max_length=self.max_length)
+        _check_statistic(self.statistic)
+        if not 0.0 < self.alpha <= 1000.0:
+            raise InvalidConfig(f"alpha must be in (0, 1000], not {self.alpha}")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLibraSpec:
+    """LibraSpec's aim with measured numbers instead of α: the length with the most expected tokens per second, from
+    calibrated acceptance probabilities and the costs that calls really have; 0 whenever drafting would lose."""
+
+    block: int = 4
+    max_length: int = 12
+    statistic: str = "max_prob"
+
+    def __post_init__(self) -> None:
+        _check_lengths(block=self.block, max_length=self.max_length)
+        _check_statistic(self.statistic)
+
+
+Policy = Off | Static | ConfidenceThreshold | Additive | FailFast | LibraSpec | MeasuredLibraSpec
+
+
+def plan(policy: Policy, knowledge: Knowledge) -> Plan:
+    """One round of `policy`."""
+    if isinstance(policy, MeasuredLibraSpec):
+        return _measured(policy, knowledge)
+    if isinstance(policy, LibraSpec):
+        return _literal(policy)
+    if isinstance(policy, FailFast):
+        return _fail_fast(policy)
+    if isinstance(policy, ConfidenceThreshold):
+        return _threshold(policy)
+    if isinstance(policy, Additive):
+        return _fixed(knowledge.additive_length or policy.start)
+    return _fixed(policy.length if isinstance(policy, Static) else 0)
+
+
+def learn(
+    policy: Policy, knowledge: Knowledge, statistics: DraftStatistics, num_verified: int, num_accepted: int
+) -> None:
+    """Tells the policy how a round went."""
+    if isinstance(policy, Additive):
+        length = knowledge.additive_length or policy.start
+        grown = length + 2 if num_accepted == num_verified else length - 1
+        knowledge.additive_length = min(max(grown, 1), policy.max_length)
+    if isinstance(policy, MeasuredLibraSpec):
+        knowledge.plain_rounds = 0 if num_verified else knowledge.plain_rounds + 1
+        if num_verified:
+            knowledge.calibration.observe(statistics.of(policy.statistic), num_verified, num_accepted)
+
+
+def max_length(policy: Policy) -> int:
+    """The most tokens a round of `policy` may submit."""
+    if isinstance(policy, Off):
+        return 0
+    return policy.length if isinstance(policy, Static | ConfidenceThreshold) else policy.max_length
+
+
+def statistic_of(policy: Policy) -> str | None:
+    """The statistic a policy decides by; None if it looks at no draft."""
+    return None if isinstance(policy, Off | Static | Additive) else policy.statistic
+
+
+def _fixed(length: int) -> Plan:
+    if length == 0:
+        return 0
+    statistics = yield length
+    return len(statistics)
+
+
+def _threshold(policy: ConfidenceThreshold) -> Plan:
+    statistics = yield policy.length
+    below = np.flatnonzero(statistics.of(policy.statistic)[1:] < policy.threshold)
+    return int(below[0]) + 1 if len(below) else len(statistics)
+
+
+def _fail_fast(policy: FailFast) -> Plan:
+    length = 0
+    while length < policy.max_length:
+        step = min(policy.block, policy.max_length - length)
+        statistics = yield step
+        if len(statistics) < length + step or statistics.of(policy.statistic).min() < policy.threshold:
+            return len(statistics)
+        length += step
+    return length
+
+
+def _literal(policy: LibraSpec) -> Plan:
+    rounds = libraspec(policy.alpha, policy.block, policy.max_length)
+    wanted, asked = next(rounds), 0
+    while True:
+        statistics = yield wanted
+        asked += wanted
+        confidences = statistics.of(policy.statistic)
+        if len(statistics) < asked:  # the drafter has no more: nothing to extend, still something to cut
+            return min(horizon(confidences, policy.alpha), len(statistics)) if len(statistics) else 0
+        try:
+            wanted = rounds.send(confidences)
+        except StopIteration as decided:
+            return decided.value
+
+
+def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
+    costs, calibration = knowledge.costs, knowledge.calibration
+    if not costs.are_known:  # nothing measured yet: one block tells
+        statistics = yield policy.block
+        return len(statistics)
+
+    def cost(length: int) -> float:
+        return _num_blocks(length, policy.block) * costs.draft(policy.block) + costs.verify(length)
+
+    expected = calibration.mean(policy.max_length)
+    if best_length(expected, cost) == 0 and knowledge.plain_rounds % PROBE_EVERY != PROBE_EVERY - 1:
+        return 0
+    drafted = floor = 0
+    while True:
+        statistics = yield min(policy.block, policy.max_length - drafted)
+        if len(statistics) <= drafted:  # the drafter has no more
+            return drafted
+        # A later block is drafted given the earlier ones, so its statistics must not decide about them (trap 2).
+        floor, drafted = drafted, len(statistics)
+        known = calibration.estimate(statistics.of(policy.statistic))
+        acceptance = np.concatenate([known, expected[drafted:]])
+        sunk = _num_blocks(drafted, policy.block)
+
+        def cost_from_here(length: int, sunk: int = sunk) -> float:
+            blocks = max(_num_blocks(length, policy.block), sunk)
+            return blocks * costs.draft(policy.block) + costs.verify(length)
+
+        length = best_length(acceptance[: policy.max_length], cost_from_here, shortest=floor)
+        if length <= drafted:
+            return length
+
+
+def _num_blocks(length: int, block: int) -> int:
+    return -(-length // block)
+
+
+def _check_lengths(**lengths: int) -> None:
+    for name, length in lengths.items():
+        if not 1 <= length <= MAX_LENGTH:
+            raise InvalidConfig(f"{name} must be 1 … {MAX_LENGTH} tokens, not {length}")
+
+
+def _check_statistic(statistic: str) -> None:
+    if statistic not in STATISTICS:
+        raise InvalidConfig(f"statistic must be one of {', '.join(STATISTICS)}, not {statistic!r}")
+
+
+def _check_unit(what: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise InvalidConfig(f"{what} must be in [0, 1], not {value}")

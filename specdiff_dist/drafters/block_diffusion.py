@@ -89,8 +89,11 @@ class BlockDiffusionDrafter:
         if new_ids.min() < 0 or new_ids.max() >= self._model.config.vocab_size:
             raise InvalidRequest(f"token ids must be 0 … {self._model.config.vocab_size - 1}", param="new_token_ids")
         anchor_position = call.prefix.num_committed - 1
+        num_before = len(call.drafted_token_ids)
         num_tokens = min(
-            call.num_draft_tokens, self._info.max_draft_tokens, self._info.max_model_len - anchor_position
+            call.num_draft_tokens,
+            self._info.max_draft_tokens - num_before,
+            self._info.max_model_len - anchor_position - num_before,
         )  # the block's input positions are anchor_position … anchor_position + num_tokens - 1
         session = self._sessions.get(call.prefix.session_id)
         length = session.agree(call.prefix)
@@ -102,8 +105,9 @@ class BlockDiffusionDrafter:
             session.cache.crop(length)
             predictor = _Predictor(self._model, session.cache, new_ids, self._info.vocab_size, call)
             token_ids, proposals, confidences, max_probs = denoise(
-                predictor.predict, num_tokens, call.effort, call.sampling, call.draft_top_k, call.seed, anchor_position
-            )
+                predictor.predict, num_tokens, call.effort, call.sampling, call.draft_top_k, call.seed,
+                anchor_position, num_before,
+            )  # fmt: skip
         except BaseException:  # the cache may disagree with the token ids now: let the caller rebuild it
             self._sessions.drop(call.prefix.session_id)
             raise
@@ -124,20 +128,22 @@ class _Predictor:
         self._model, self._cache, self._vocab_size = model, cache, vocab_size
         self._sampling, self._draft_top_k = call.sampling, call.draft_top_k
         ids = torch.from_numpy(new_ids.astype(np.int64)).to(model.device)
-        self._pending, self._anchor = ids[:-1], ids[-1:]
+        drafted = torch.from_numpy(call.drafted_token_ids.astype(np.int64)).to(model.device)
+        self._pending, self._given = ids[:-1], torch.cat([ids[-1:], drafted])
         self.num_forwards = 0
 
     def predict(self, block: IntArray, positions: NDArray[np.int64]) -> Prediction:
-        """Block position j is fed the token before it, so output j is about block[j]; the block's last token is never an
+        """A position is fed the token before it: after the anchor and the k tokens drafted earlier in this round, output
+        k + j is about block[j]. The block's last token is never an
         input (positions to the left cannot see it, however early it is revealed)."""
         device = self._model.device
         while len(self._pending) > PREFILL_CHUNK:
             self._forward(self._pending[:PREFILL_CHUNK], self._pending[:0])
             self._pending = self._pending[PREFILL_CHUNK:]
         known = torch.from_numpy(block[:-1].astype(np.int64)).to(device)
-        hidden = self._forward(self._pending, torch.cat([self._anchor, known]))
+        hidden = self._forward(self._pending, torch.cat([self._given, known]))
         self._pending = self._pending[:0]
-        wanted = torch.from_numpy(positions).to(device)
+        wanted = torch.from_numpy(positions + len(self._given) - 1).to(device)
         logits = self._model.logits(hidden[wanted])[:, : self._vocab_size]
         return predict_rows(logits, self._sampling, self._draft_top_k)
 

@@ -49,12 +49,14 @@ def denoise(
     draft_top_k: int,
     seed: int,
     anchor_position: int,
+    num_drafted_before: int = 0,
 ) -> Denoised:
     """Denoises a block of `num_tokens` draft tokens in K = min(num_denoising_steps, num_tokens) steps.
 
     Step s reveals n // K positions, one more while s < n mod K, chosen among the masked ones by `effort.reveal_order`
     (of equals the leftmost); only positions that need a token are drawn. Numbers: uniforms(seed, DRAFT, 0, n,
-    stream=anchor_position, step=s), element j for position j.
+    stream=anchor_position, step=s), element j for position j. A block drafted after `num_drafted_before` tokens of the
+    same round has numbers of its own (they go into the step's upper half).
 
     Returns `(token_ids [n], proposals, confidences [n], max_probs [n])`: proposal j is the row that token j was drawn
     from when it was revealed (one-hot instead if it was revealed before the last step and `early_reveal` says so);
@@ -67,6 +69,7 @@ def denoise(
     rows: list[SparseRows] = [_NO_ROW] * num_tokens
     confidences, max_probs = np.zeros(num_tokens, np.float32), np.zeros(num_tokens, np.float32)
     num_steps = min(effort.num_denoising_steps, num_tokens)
+    stream_of_block = num_drafted_before << 32
 
     for step in range(num_steps):
         count = num_tokens // num_steps + (step < num_tokens % num_steps)
@@ -74,7 +77,9 @@ def denoise(
         wanted = masked[:count] if effort.reveal_order == "left_to_right" else masked
         prediction = predict(block.copy(), wanted)
         _check(prediction, len(wanted), draft_top_k)
-        numbers = uniforms(seed, Purpose.DRAFT, 0, num_tokens, stream=anchor_position, step=step)[wanted]
+        numbers = uniforms(seed, Purpose.DRAFT, 0, num_tokens, stream=anchor_position, step=step | stream_of_block)[
+            wanted
+        ]
 
         if effort.reveal_order == "token_prob":  # the choice looks at the sampled tokens: draw them all first
             sampled = _draw(prediction, np.arange(len(wanted)), numbers, sampling)

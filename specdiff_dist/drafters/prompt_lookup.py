@@ -55,7 +55,7 @@ class PromptLookupDrafter:
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
         session.extend(call.prefix.new_token_ids[:-1])  # the anchor comes again in the next call, as for other drafters
-        text = np.append(session.token_ids, call.prefix.new_token_ids[-1])
+        text = np.concatenate([session.token_ids, call.prefix.new_token_ids[-1:], call.drafted_token_ids])
         tokens = look_up(text, min(call.num_draft_tokens, self._info.max_draft_tokens), self._ngrams)
         ones = np.ones(len(tokens), np.float32)
         cost = CallCost(forward_s=time.perf_counter() - started)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
 
 import numpy as np
 
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.acceptance import Acceptance
 from specdiff_dist.core.exactness import is_exact
+from specdiff_dist.core.limits import TVLimits
+from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.types import (
@@ -20,6 +25,8 @@ from specdiff_dist.types import (
     VerifierInfo,
     prefix_crc,
 )  # fmt: skip
+
+MAX_RESENDS = 8  # a replica may be replaced, or evict the session, several times within one call
 
 
 class Session:
@@ -33,6 +40,7 @@ class Session:
         verifier: VerifierInfo,
         drafter: DrafterInfo | None,
         detokenizer: Detokenizer | None,
+        knowledge: Knowledge,
     ) -> None:
         num_prompt = len(request.prompt_token_ids)
         if num_prompt + request.max_tokens > verifier.max_model_len:
@@ -65,11 +73,28 @@ class Session:
         self._num_drafted = self._num_accepted = 0
         self._histogram: list[int] = []
         self._tv_sum = self._tv_max = self._kl_sum = 0.0
+        self.knowledge = knowledge
+        self.waited_s = 0.0
+        self._tv_left = config.tv_budget
         self._num_infinite_kl = 0
 
     @property
     def finish_reason(self) -> str | None:
         return self.monitor.finish_reason
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a call to a role: what a round takes beside `waited_s` is the router's own time."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_s += perf_counter() - started
+
+    @property
+    def limits(self) -> TVLimits:
+        """What the request's budgets leave for the next round."""
+        return TVLimits(self.config.max_tv_per_token, self._tv_left)
 
     @property
     def num_tokens_left(self) -> int:
@@ -107,6 +132,7 @@ class Session:
 
     def _count(self, outcome: Acceptance, num_verified: int, num_kept: int) -> None:
         num_accepted = min(outcome.num_accepted, num_kept)
+        self._tv_left = max(self._tv_left - float(outcome.tv.sum()), 0.0)
         self._num_drafted += num_verified
         self._num_accepted += num_accepted
         self._histogram.extend([0] * (num_accepted + 1 - len(self._histogram)))

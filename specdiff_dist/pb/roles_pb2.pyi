@@ -123,20 +123,22 @@ class VerifierInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("prefix", "num_draft_tokens", "effort", "sampling", "draft_top_k", "seed")
+    __slots__ = ("prefix", "num_draft_tokens", "effort", "sampling", "draft_top_k", "seed", "drafted_token_ids")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EFFORT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOP_K_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     prefix: PrefixStatement
     num_draft_tokens: int
     effort: Effort
     sampling: SamplingParams
     draft_top_k: int
     seed: bytes
-    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., effort: _Optional[_Union[Effort, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., draft_top_k: _Optional[int] = ..., seed: _Optional[bytes] = ...) -> None: ...
+    drafted_token_ids: Tensor
+    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., effort: _Optional[_Union[Effort, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., draft_top_k: _Optional[int] = ..., seed: _Optional[bytes] = ..., drafted_token_ids: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("token_ids", "proposals", "confidences", "max_probs", "cached_len", "cost")
@@ -155,18 +157,20 @@ class DraftReply(_message.Message):
     def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., confidences: _Optional[_Union[Tensor, _Mapping]] = ..., max_probs: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("prefix", "draft_token_ids", "sampling", "proposals", "target_uniforms")
+    __slots__ = ("prefix", "draft_token_ids", "sampling", "proposals", "target_uniforms", "hold_rows")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     TARGET_UNIFORMS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_ROWS_FIELD_NUMBER: _ClassVar[int]
     prefix: PrefixStatement
     draft_token_ids: Tensor
     sampling: SamplingParams
     proposals: SparseRows
     target_uniforms: Tensor
-    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., draft_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., target_uniforms: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    hold_rows: bool
+    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., draft_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., target_uniforms: _Optional[_Union[Tensor, _Mapping]] = ..., hold_rows: _Optional[bool] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("rows", "row_mass", "recovered_token_ids", "plain_token_ids", "cached_len", "cost")
@@ -183,6 +187,30 @@ class VerifyReply(_message.Message):
     cached_len: int
     cost: CallCost
     def __init__(self, rows: _Optional[_Union[SparseRows, _Mapping]] = ..., row_mass: _Optional[_Union[Tensor, _Mapping]] = ..., recovered_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., plain_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ...) -> None: ...
+
+class ResolveRequest(_message.Message):
+    __slots__ = ("session_id", "round_index", "position", "scale", "uniform", "proposal")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    UNIFORM_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    round_index: int
+    position: int
+    scale: float
+    uniform: float
+    proposal: SparseRows
+    def __init__(self, session_id: _Optional[str] = ..., round_index: _Optional[int] = ..., position: _Optional[int] = ..., scale: _Optional[float] = ..., uniform: _Optional[float] = ..., proposal: _Optional[_Union[SparseRows, _Mapping]] = ...) -> None: ...
+
+class ResolveReply(_message.Message):
+    __slots__ = ("token_id", "cost")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    cost: CallCost
+    def __init__(self, token_id: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("session_id",)

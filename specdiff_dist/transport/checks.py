@@ -16,6 +16,8 @@ from specdiff_dist.types import (
     DraftCall,
     DrafterInfo,
     PrefixStatement,
+    ResolveCall,
+    ResolvedToken,
     TargetRows,
     VerifierInfo,
     VerifyCall,
@@ -30,6 +32,10 @@ def check_draft_call(call: DraftCall, info: DrafterInfo) -> None:
     _check_prefix(call.prefix, info.vocab_size)
     if not 1 <= call.num_draft_tokens <= info.max_draft_tokens:
         raise InvalidRequest(f"num_draft_tokens must be 1 … {info.max_draft_tokens}, not {call.num_draft_tokens}")
+    _check_array(call.drafted_token_ids, np.int32, None, "drafted_token_ids", InvalidRequest)
+    _check_ids(call.drafted_token_ids, info.vocab_size, "drafted_token_ids", InvalidRequest)
+    if len(call.drafted_token_ids) + call.num_draft_tokens > info.max_draft_tokens:
+        raise InvalidRequest(f"a round drafts at most {info.max_draft_tokens} tokens")
     if call.draft_top_k < 1:
         raise InvalidRequest(f"draft_top_k must be positive, not {call.draft_top_k}")
 
@@ -82,6 +88,22 @@ def check_target_rows(target: TargetRows, call: VerifyCall, info: VerifierInfo) 
     _check_on_support(target, call.proposals)
 
 
+def check_resolve_call(call: ResolveCall, info: VerifierInfo) -> None:
+    """Raises InvalidRequest, and InvalidRows for a proposal that is no distribution."""
+    _check_session_id(call.session_id)
+    if call.round_index < 0 or call.position < 0:
+        raise InvalidRequest("round_index and position must not be negative")
+    if not (0.0 <= call.scale <= 1.0 and 0.0 <= call.uniform < 1.0):  # false for NaN
+        raise InvalidRequest(f"scale must be in [0, 1] and uniform in [0, 1), not {call.scale} and {call.uniform}")
+    _check_distributions(call.proposal, 1, info.vocab_size, "proposal")
+
+
+def check_resolved(resolved: ResolvedToken, info: VerifierInfo) -> None:
+    """Raises InvalidRows."""
+    if not 0 <= resolved.token_id < info.vocab_size:
+        raise InvalidRows(f"the recovered token must be in [0, {info.vocab_size}), not {resolved.token_id}")
+
+
 def _check_on_support(target: TargetRows, proposals: SparseRows | None) -> None:
     """Wide rows: the target on exactly the support that was sent, so sub-distributions, zeros allowed."""
     rows = target.rows
@@ -97,9 +119,13 @@ def _check_on_support(target: TargetRows, proposals: SparseRows | None) -> None:
         raise InvalidRows("a target row's part sums to more than 1")
 
 
+def _check_session_id(session_id: str) -> None:
+    if not 1 <= len(session_id) <= MAX_SESSION_ID:
+        raise InvalidRequest(f"session_id must have 1 … {MAX_SESSION_ID} characters, not {len(session_id)}")
+
+
 def _check_prefix(prefix: PrefixStatement, vocab_size: int) -> None:
-    if not 1 <= len(prefix.session_id) <= MAX_SESSION_ID:
-        raise InvalidRequest(f"session_id must have 1 … {MAX_SESSION_ID} characters, not {len(prefix.session_id)}")
+    _check_session_id(prefix.session_id)
     if prefix.prefix_len < 0 or prefix.round_index < 0:
         raise InvalidRequest("prefix_len and round_index must not be negative")
     _check_array(prefix.new_token_ids, np.int32, None, "new_token_ids", InvalidRequest)

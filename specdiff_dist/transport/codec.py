@@ -24,6 +24,8 @@ from specdiff_dist.types import (
     DraftCall,
     DrafterInfo,
     PrefixStatement,
+    ResolveCall,
+    ResolvedToken,
     SamplingParams,
     TargetRows,
     VerifierInfo,
@@ -66,6 +68,7 @@ def encode_draft_call(call: DraftCall) -> bytes:
             sampling=_sampling_to_pb(call.sampling),
             draft_top_k=call.draft_top_k,
             seed=(call.seed & (1 << 8 * SEED_BYTES) - 1).to_bytes(SEED_BYTES, "little"),
+            drafted_token_ids=_tensor_to_pb(call.drafted_token_ids) if len(call.drafted_token_ids) else None,
         ),
         InvalidRequest,
     )
@@ -85,6 +88,7 @@ def encode_verify_call(call: VerifyCall) -> bytes:
             sampling=_sampling_to_pb(call.sampling),
             proposals=None if call.proposals is None else _rows_to_pb(call.proposals),
             target_uniforms=_tensor_to_pb(call.target_uniforms),
+            hold_rows=call.hold_rows,
         ),
         InvalidRequest,
     )
@@ -93,6 +97,34 @@ def encode_verify_call(call: VerifyCall) -> bytes:
 def decode_verify_call(data: bytes) -> VerifyCall:
     """Raises InvalidRequest."""
     return _decode(data, pb.VerifyRequest, _verify_call_from_pb, InvalidRequest)
+
+
+def encode_resolve_call(call: ResolveCall) -> bytes:
+    """Raises InvalidRequest when a number does not fit its field."""
+    return _encode(
+        lambda: pb.ResolveRequest(
+            session_id=call.session_id,
+            round_index=call.round_index,
+            position=call.position,
+            scale=call.scale,
+            uniform=call.uniform,
+            proposal=_rows_to_pb(call.proposal),
+        ),
+        InvalidRequest,
+    )
+
+
+def decode_resolve_call(data: bytes) -> ResolveCall:
+    """Raises InvalidRequest."""
+    return _decode(
+        data,
+        pb.ResolveRequest,
+        lambda message: ResolveCall(
+            message.session_id, message.round_index, message.position, message.scale, message.uniform,
+            _rows_from_pb(message.proposal),
+        ),
+        InvalidRequest,
+    )  # fmt: skip
 
 
 def encode_release(session_id: str) -> bytes:
@@ -144,6 +176,23 @@ def encode_target_rows(target: TargetRows) -> bytes:
 def decode_target_rows(data: bytes) -> TargetRows:
     """Raises InvalidRows."""
     return _decode(data, pb.VerifyReply, _target_rows_from_pb, InvalidRows)
+
+
+def encode_resolved(resolved: ResolvedToken) -> bytes:
+    return _encode(
+        lambda: pb.ResolveReply(token_id=resolved.token_id, cost=_cost_to_pb(resolved.cost)),
+        InvalidRows,
+    )
+
+
+def decode_resolved(data: bytes) -> ResolvedToken:
+    """Raises InvalidRows."""
+    return _decode(
+        data,
+        pb.ResolveReply,
+        lambda message: ResolvedToken(message.token_id, _cost_from_pb(message.cost)),
+        InvalidRows,
+    )
 
 
 def encode_drafter_info(info: DrafterInfo) -> bytes:
@@ -231,6 +280,9 @@ def _draft_call_from_pb(message: pb.DraftRequest) -> DraftCall:
         sampling=_sampling_from_pb(message.sampling),
         draft_top_k=message.draft_top_k,
         seed=int.from_bytes(message.seed, "little", signed=True),
+        drafted_token_ids=_array(message, "drafted_token_ids")
+        if message.HasField("drafted_token_ids")
+        else np.zeros(0, np.int32),
     )
 
 
@@ -241,6 +293,7 @@ def _verify_call_from_pb(message: pb.VerifyRequest) -> VerifyCall:
         sampling=_sampling_from_pb(message.sampling),
         proposals=_rows_from_pb(message.proposals) if message.HasField("proposals") else None,
         target_uniforms=_array(message, "target_uniforms"),
+        hold_rows=message.hold_rows,
     )
 
 

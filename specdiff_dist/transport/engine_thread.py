@@ -12,14 +12,14 @@ from time import perf_counter
 from typing import TypeVar
 
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, RoleError, SpecdiffError
-from specdiff_dist.types import DraftBlock, TargetRows
+from specdiff_dist.types import DraftBlock, ResolvedToken, TargetRows
 
 DEFAULT_MAX_QUEUED = 256  # calls waiting for or running in one engine
 
 log = logging.getLogger(__name__)
 
 ArgumentT = TypeVar("ArgumentT")
-ReplyT = TypeVar("ReplyT", DraftBlock, TargetRows)
+ReplyT = TypeVar("ReplyT", DraftBlock, TargetRows, ResolvedToken)
 
 
 class EngineUnavailable(RoleError):

@@ -13,7 +13,7 @@ from specdiff_dist.errors import DrafterUnavailable, InvalidRequest, SpecdiffErr
 from specdiff_dist.pb import roles_pb2 as pb
 from specdiff_dist.transport import codec
 from specdiff_dist.transport.channel_pool import ChannelPool
-from specdiff_dist.transport.checks import check_draft_block, check_target_rows
+from specdiff_dist.transport.checks import check_draft_block, check_resolved, check_target_rows
 from specdiff_dist.transport.grpc_errors import Unavailable, from_status
 from specdiff_dist.transport.grpc_options import MAX_MESSAGE_BYTES
 from specdiff_dist.types import (
@@ -22,6 +22,8 @@ from specdiff_dist.types import (
     DraftCall,
     DrafterInfo,
     PrefixStatement,
+    ResolveCall,
+    ResolvedToken,
     TargetRows,
     VerifierInfo,
     VerifyCall,
@@ -151,6 +153,15 @@ class GrpcVerifier:
         target = codec.decode_target_rows(reply)
         check_target_rows(target, call, info)
         return dataclasses.replace(target, cost=_seen_from_here(target.cost, started, request, reply))
+
+    async def resolve(self, call: ResolveCall) -> ResolvedToken:
+        started = perf_counter()
+        info = await self.info()
+        request = codec.encode_resolve_call(call)
+        reply = await self._channel.call("Resolve", request, self._deadline_s)
+        resolved = codec.decode_resolved(reply)
+        check_resolved(resolved, info)
+        return dataclasses.replace(resolved, cost=_seen_from_here(resolved.cost, started, request, reply))
 
     async def release(self, session_id: str) -> None:
         await self._channel.release(session_id)

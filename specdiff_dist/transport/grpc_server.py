@@ -15,7 +15,7 @@ from specdiff_dist.errors import InvalidRequest, SpecdiffError
 from specdiff_dist.pb import roles_pb2 as pb
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport import codec
-from specdiff_dist.transport.checks import check_draft_call, check_verify_call
+from specdiff_dist.transport.checks import check_draft_call, check_resolve_call, check_verify_call
 from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED, EngineThread
 from specdiff_dist.transport.grpc_errors import DETAIL_KEY, to_status
 from specdiff_dist.transport.grpc_options import MAX_MESSAGE_BYTES, SERVER_OPTIONS, join_address
@@ -92,11 +92,16 @@ async def start_verifier_server(
         check_verify_call(call, engine_info)
         return codec.encode_target_rows(await thread.call(engine.verify, call))
 
+    async def resolve(request: bytes) -> bytes:
+        call = codec.decode_resolve_call(request)
+        check_resolve_call(call, engine_info)
+        return codec.encode_resolved(await thread.call(engine.resolve, call))
+
     async def release(request: bytes) -> bytes:
         await thread.release(engine.release, codec.decode_release(request))
         return b""
 
-    handlers = {"Info": info, "Verify": verify, "Release": release}
+    handlers = {"Info": info, "Verify": verify, "Resolve": resolve, "Release": release}
     server, bound = await _start("Verifier", handlers, host, port)
     return RoleServer(engine, server, thread, host, bound)
 

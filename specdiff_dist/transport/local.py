@@ -7,9 +7,25 @@ from time import perf_counter
 
 from specdiff_dist.errors import DrafterUnavailable, VerifierUnavailable
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
-from specdiff_dist.transport.checks import check_draft_block, check_draft_call, check_target_rows, check_verify_call
+from specdiff_dist.transport.checks import (
+    check_draft_block,
+    check_draft_call,
+    check_resolve_call,
+    check_resolved,
+    check_target_rows,
+    check_verify_call,
+)
 from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED, EngineThread, EngineUnavailable
-from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, TargetRows, VerifierInfo, VerifyCall
+from specdiff_dist.types import (
+    DraftBlock,
+    DraftCall,
+    DrafterInfo,
+    ResolveCall,
+    ResolvedToken,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
+)
 
 
 class LocalDrafter:
@@ -73,6 +89,17 @@ class LocalVerifier:
         check_target_rows(target, call, info)
         cost = dataclasses.replace(target.cost, wall_s=perf_counter() - started)
         return dataclasses.replace(target, cost=cost)
+
+    async def resolve(self, call: ResolveCall) -> ResolvedToken:
+        started = perf_counter()
+        check_resolve_call(call, self.engine.info)
+        try:
+            resolved = await self._thread.call(self.engine.resolve, call)
+        except EngineUnavailable as error:
+            raise VerifierUnavailable(str(error)) from error
+        check_resolved(resolved, self.engine.info)
+        cost = dataclasses.replace(resolved.cost, wall_s=perf_counter() - started)
+        return dataclasses.replace(resolved, cost=cost)
 
     async def release(self, session_id: str) -> None:
         await self._thread.release(self.engine.release, session_id)

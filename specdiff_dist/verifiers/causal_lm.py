@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from specdiff_dist.core.rows import IntArray
-from specdiff_dist.errors import InvalidConfig, InvalidRequest
+from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch
 from specdiff_dist.session_prefix import SessionPrefix, SessionTable
-from specdiff_dist.types import CallCost, TargetRows, VerifierInfo, VerifyCall
-from specdiff_dist.verifiers.target_rows import target_rows
+from specdiff_dist.types import (
+    CallCost,
+    ResolveCall,
+    ResolvedToken,
+    SamplingParams,
+    TargetRows,
+    VerifierInfo,
+    VerifyCall,
+)
+from specdiff_dist.verifiers.target_rows import draw_recovered, target_rows
 
 CacheT = TypeVar("CacheT")
 
@@ -36,6 +45,15 @@ class ModelForward(Protocol[CacheT]):
         """Appends `token_ids` [t ≥ 1] to the cache. Returns float32 [num_logits, V], the logits after each of the last
         `num_logits` ≥ 1 tokens. The cache is unusable if this raises."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeldRows:
+    """The logits of a session's last wide verify call."""
+
+    round_index: int
+    logits: Tensor  # float32 [d + 1, V]
+    sampling: SamplingParams
 
 
 class CausalLMVerifier(Generic[CacheT]):
@@ -74,6 +92,7 @@ class CausalLMVerifier(Generic[CacheT]):
         self._check(call)
         session_id = call.prefix.session_id
         session = self._sessions.get(session_id)
+        session.held = None
         length = session.agree(call.prefix)
         tokens = np.concatenate([call.prefix.new_token_ids, call.draft_token_ids]).astype(np.int32)
         started = time.perf_counter()
@@ -81,10 +100,26 @@ class CausalLMVerifier(Generic[CacheT]):
             self._model.crop(session.cache, length)
             logits, num_forwards = self._forward(session, tokens, len(call.draft_token_ids) + 1)
             cost = CallCost(forward_s=time.perf_counter() - started, num_forwards=num_forwards)
-            return target_rows(logits, call, cached_len=session.cached_len, cost=cost)
+            target = target_rows(logits, call, cached_len=session.cached_len, cost=cost)
+            if call.hold_rows and target.is_wide:
+                session.held = _HeldRows(call.prefix.round_index, logits, call.sampling)
+            return target
         except BaseException:  # whatever it was, the cache may disagree with the token ids now: the caller rebuilds it
             self._sessions.drop(session_id)
             raise
+
+    def resolve(self, call: ResolveCall) -> ResolvedToken:
+        """See roles.Verifier."""
+        session = self._sessions.find(call.session_id)
+        held = session.held if session is not None else None
+        if not isinstance(held, _HeldRows) or held.round_index != call.round_index:
+            raise PrefixMismatch(0)  # verify again: it costs time, never a token
+        if call.position >= len(held.logits):
+            raise InvalidRequest(f"position must be below {len(held.logits)}, not {call.position}")
+        started = time.perf_counter()
+        row = held.logits[call.position]
+        token_id = draw_recovered(row, held.sampling, call.proposal, call.scale, call.uniform)
+        return ResolvedToken(token_id, CallCost(forward_s=time.perf_counter() - started))
 
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)

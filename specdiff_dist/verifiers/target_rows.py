@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdiff_dist.core import sampling as sampling_core
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
-from specdiff_dist.types import MAX_NARROW_SUPPORT, CallCost, TargetRows, VerifyCall
+from specdiff_dist.types import MAX_NARROW_SUPPORT, CallCost, SamplingParams, TargetRows, VerifyCall
 from specdiff_dist.verifiers.wide_draws import draw_wide
 
 _KEY_SHIFT = 17  # of a float32's bits: exponent and 6 bits of the fraction are left
@@ -83,6 +84,40 @@ def target_rows(logits: Tensor, call: VerifyCall, *, cached_len: int, cost: Call
     dense = torch.zeros_like(scaled)
     dense[entries.row_index, entries.token_ids] = entries.probs
     return _wide(dense, call, cached_len, cost)
+
+
+def draw_recovered(logits: Tensor, sampling: SamplingParams, proposal: SparseRows, scale: float, uniform: float) -> int:
+    """The token drawn from norm([scale·p - q]+) of one row by inverse CDF over token order (core.acceptance.residual).
+
+    Args:
+        logits: float32 [V], not greedy; proposal: one row, q.
+    """
+    dense = _dense(logits[None] / sampling.temperature, sampling)[0]
+    target = dense.double() / dense.sum(dtype=torch.float64)
+    ids = torch.from_numpy(proposal.token_ids).long().to(dense.device)
+    weights = scale * target
+    weights[ids] -= torch.from_numpy(proposal.normalised()).to(dense.device)
+    weights.clamp_(min=0.0)
+    if float(weights.sum()) <= 0.0:
+        weights = target
+    return sampling_core.draw_index(weights.cpu().numpy(), uniform)
+
+
+def _dense(scaled: Tensor, sampling: SamplingParams) -> Tensor:
+    """Whole truncated rows, float32 [n, V]."""
+    if 0 < sampling.top_k < scaled.shape[-1]:
+        entries = _top_k(scaled, sampling.top_k)
+        mass = entries.row_sums(len(scaled))
+    else:
+        dense = torch.softmax(scaled, dim=-1)
+        if sampling.top_p >= 1.0:
+            return dense
+        entries, mass = _likely(dense, sampling.top_p), dense.sum(dim=-1, dtype=torch.float64)
+    if sampling.top_p < 1.0:
+        entries = _top_p(entries, mass, sampling.top_p)
+    rows = torch.zeros_like(scaled)
+    rows[entries.row_index, entries.token_ids] = entries.probs
+    return rows
 
 
 def _wide(dense: Tensor, call: VerifyCall, cached_len: int, cost: CallCost) -> TargetRows:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from specdiff_dist.core import sampling
 from specdiff_dist.core.acceptance import accept, residual
+from specdiff_dist.core.limits import decide
 from specdiff_dist.core.rows import SparseRows
-from specdiff_dist.core.rules import Linear, Lossless, Rule, accept_ratios, law_divergence
+from specdiff_dist.core.rules import Cactus, Lenience, Linear, Lossless, Rule, TVBudget, Typical
+from specdiff_dist.core.support import SupportRows
 from specdiff_dist.errors import InvalidConfig, InvalidRows
 from specdiff_dist.types import TargetRows
 
@@ -17,19 +21,45 @@ Q = np.array([0.1, 0.2, 0.3, 0.4])  # TV(P, Q) = .5
 EVERYTHING = np.arange(4, dtype=np.int32)
 
 
-def output_law(rule: Rule, p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, float]:
-    """Law of the emitted token and acceptance probability, from the product's own ratio and residual."""
-    law = np.zeros(len(p))
-    accepted = 0.0
-    ids = np.arange(len(p), dtype=np.int32)
-    support = np.flatnonzero(q)
-    left = residual(ids, p, support.astype(np.int32), q[support])
-    for y in support:
-        a = min(1.0, float(accept_ratios(rule, p[[y]], q[[y]])[0]))
+def support_of(p: np.ndarray, q: np.ndarray) -> SupportRows:
+    """One position's rows as a rule sees them."""
+    on = np.flatnonzero(q)
+    positive = p[p > 0]
+    entropy = np.array([-(positive * np.log(positive)).sum()])
+    return SupportRows(p[on], q[on], np.zeros(len(on), np.int64), 1, entropy)
+
+
+def brute_law(rule: Rule, p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, float]:
+    """Law of the emitted token and acceptance probability: every draft token, every recovered token, one by one."""
+    law, accepted = np.zeros(len(p)), 0.0
+    everything = np.arange(len(p), dtype=np.int32)
+    on = np.flatnonzero(q)
+    accept_probs = rule.accept_probs(support_of(p, q))
+    for y, a in zip(on, accept_probs, strict=True):
         law[y] += q[y] * a
-        law += q[y] * (1 - a) * left / left.sum()
         accepted += q[y] * a
+        if a < 1.0:
+            left = residual(everything, p, on.astype(np.int32), q[on], rule.residual_scale(float(p[y])))
+            law += q[y] * (1 - a) * left / left.sum()
     return law, accepted
+
+
+def random_pair(rng: np.random.Generator, vocab: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """A target, sometimes truncated, and a narrower proposal that may leave its support."""
+    p, q = rng.dirichlet(np.full(vocab, rng.choice([0.2, 1.0, 4.0]))), np.zeros(vocab)
+    if rng.random() < 0.3:
+        p[rng.choice(vocab, 3, replace=False)] = 0.0
+        p /= p.sum()
+    on = rng.choice(vocab, rng.integers(1, 7), replace=False)
+    q[on] = rng.dirichlet(np.ones(len(on)))
+    return p, q
+
+
+LOSSY = [
+    Linear(0.3), Linear(1.0), TVBudget(0.05), TVBudget(0.4), Cactus(0.01), Cactus(0.25), Cactus(5.0),
+    Cactus(0.25, "taylor"), Cactus(2.0, "taylor"), Lenience(0.2), Lenience(0.9), Typical(0.3), Typical(1.0),
+]  # fmt: skip
+AT_ZERO = [Linear(0.0), TVBudget(0.0), Cactus(0.0), Cactus(0.0, "taylor"), Lenience(0.0), Typical(0.0)]
 
 
 @pytest.mark.parametrize(
@@ -43,46 +73,95 @@ def output_law(rule: Rule, p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, fl
 )
 def test_linear_rule_worked_numbers(leniency: float, want_law: list[float], want_accepted: float) -> None:
     """Output law (1-λ)p + λq, acceptance 1 - (1-λ)TV(p, q)."""
-    law, accepted = output_law(Linear(leniency), P, Q)
+    law, accepted = brute_law(Linear(leniency), P, Q)
     np.testing.assert_allclose(law, want_law, atol=1e-12)
     assert accepted == pytest.approx(want_accepted, abs=1e-12)
 
 
-def test_leniency_zero_is_lossless() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        p, q = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
-        np.testing.assert_array_equal(accept_ratios(Linear(0.0), p, q), accept_ratios(Lossless(), p, q))
-        np.testing.assert_allclose(output_law(Lossless(), p, q)[0], p, atol=1e-12)
+@pytest.mark.parametrize(
+    ("rule", "want_law", "want_accepted"),
+    [
+        (Lenience(0.2), [0.46, 0.29, 0.1875, 0.0625], 0.55),
+        (Lenience(0.5), [0.34, 0.26, 0.3, 0.1], 0.7),
+        (Cactus(0.25), [0.2228, 0.2139, 0.3, 0.2633], 0.8633),
+        (Cactus(1.0), [0.1, 0.2, 0.3, 0.4], 1.0),
+    ],
+)
+def test_other_worked_numbers(rule: Rule, want_law: list[float], want_accepted: float) -> None:
+    law, accepted = brute_law(rule, P, Q)
+    np.testing.assert_allclose(law, want_law, atol=5e-5)
+    assert accepted == pytest.approx(want_accepted, abs=5e-5)
 
 
-def test_looser_never_accepts_less() -> None:
-    rng = np.random.default_rng(1)
-    p, q = rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(50))
-    ratios = [np.minimum(accept_ratios(Linear(x), p, q), 1.0) for x in np.linspace(0, 1, 11)]
-    assert all(np.all(tighter <= looser + 1e-15) for tighter, looser in zip(ratios, ratios[1:], strict=False))
+def test_the_cactus_bound_is_not_a_bound_on_the_law() -> None:
+    """KL(p̃_y ‖ p) ≤ δ = .25 for every y, but the law sampled is at KL .393."""
+    rows = support_of(P, Q)
+    kl = Cactus(0.25).output_law(rows).divergence(rows)[1][0]
+    assert kl == pytest.approx(0.393, abs=5e-4) and kl > 0.25
+    gamma = Cactus(0.25)._gamma(P)
+    conditional = gamma * np.log(gamma / P) + (1 - gamma) * np.log((1 - gamma) / (1 - P))
+    np.testing.assert_allclose(conditional, 0.25, atol=1e-10)
 
 
-@pytest.mark.parametrize("leniency", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_divergence_needs_only_the_proposals_support(leniency: float) -> None:
-    """TV and KL in closed form equal those of the law itself, with q narrower than p and reaching out of it."""
+@pytest.mark.parametrize("rule", LOSSY, ids=str)
+def test_the_closed_form_law_is_the_law(rule: Rule) -> None:
+    """TV and KL from the proposals' support alone equal those of the enumerated law."""
     rng = np.random.default_rng(2)
-    for _ in range(200):
-        p, q = np.zeros(12), np.zeros(12)
-        p[:9] = rng.dirichlet(np.ones(9))
-        on = rng.choice(9, 4, replace=False)
-        q[on] = rng.dirichlet(np.ones(4))
-        law, _ = output_law(Linear(leniency), p, q)
-        support = np.flatnonzero(q)
-        tv, kl = law_divergence(Linear(leniency), p[support], q[support], np.zeros(len(support), np.int64), 1)
+    for _ in range(300):
+        p, q = random_pair(rng)
+        law, _ = brute_law(rule, p, q)
+        assert law.sum() == pytest.approx(1.0, abs=1e-12)
+        decision = decide(rule, support_of(p, q))
         positive = law > 0
-        assert tv[0] == pytest.approx(0.5 * np.abs(law - p).sum(), abs=1e-12)
-        assert kl[0] == pytest.approx(float((law[positive] * np.log(law[positive] / p[positive])).sum()), abs=1e-11)
+        with np.errstate(divide="ignore"):
+            kl = float((law[positive] * np.log(law[positive] / p[positive])).sum())
+        assert decision.tv[0] == pytest.approx(0.5 * np.abs(law - p).sum(), abs=1e-12)
+        assert (np.isinf(kl) and np.isinf(decision.kl[0])) or decision.kl[0] == pytest.approx(kl, abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", AT_ZERO, ids=str)
+def test_leniency_zero_is_lossless(rule: Rule) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        p, q = random_pair(rng)
+        rows = support_of(p, q)
+        np.testing.assert_allclose(rule.accept_probs(rows), Lossless().accept_probs(rows), atol=1e-15)
+        np.testing.assert_allclose(brute_law(rule, p, q)[0], p, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "ladder",
+    [
+        [Linear(x) for x in np.linspace(0, 1, 11)],
+        [TVBudget(x) for x in np.linspace(0, 1, 11)],
+        [Cactus(x) for x in (0, 1e-3, 0.1, 0.5, 1, 4, 20)],
+        [Cactus(x, "taylor") for x in (0, 1e-3, 0.1, 0.5, 1, 4, 20)],
+        [Lenience(x) for x in np.linspace(0, 0.95, 11)],
+        [Typical(x) for x in np.linspace(0, 1, 11)],
+    ],
+    ids=lambda ladder: str(ladder[-1]),
+)
+def test_looser_never_accepts_less(ladder: list[Rule]) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        rows = support_of(*random_pair(rng))
+        accept_probs = [rule.accept_probs(rows) for rule in ladder]
+        assert all(np.all(a <= b + 1e-12) for a, b in itertools.pairwise(accept_probs))
+
+
+def test_tv_budget_spends_the_budget_and_no_more() -> None:
+    """Theorem 1: TV of the law is min(ε, TV(p, q))."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        rows = support_of(*random_pair(rng))
+        tv = decide(TVBudget(0.1), rows).tv[0]
+        assert tv == pytest.approx(min(0.1, rows.total_variation[0]), abs=1e-12)
 
 
 def test_leaving_a_truncated_targets_support_is_infinite_kl_and_exact_tv() -> None:
-    tv, kl = law_divergence(Linear(0.25), np.array([0.0, 0.4]), np.array([0.5, 0.5]), np.array([0, 0]), 1)
-    assert np.isinf(kl[0]) and tv[0] == pytest.approx(0.25 * 0.6)
+    rows = SupportRows(np.array([0.0, 0.4]), np.array([0.5, 0.5]), np.array([0, 0]), 1, np.zeros(1))
+    decision = decide(Linear(0.25), rows)
+    assert np.isinf(decision.kl[0]) and decision.tv[0] == pytest.approx(0.25 * 0.6)
 
 
 @pytest.mark.parametrize("leniency", [-0.1, 1.1, float("nan")])

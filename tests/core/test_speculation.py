@@ -1,35 +1,182 @@
-"""Speculation policies."""
+"""Speculation policies, each driven as the round loop drives it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specdiff_dist.core.speculation import ConfidenceThreshold, Off, Policy, Static, choose_length, num_to_draft
+from specdiff_dist.core.libraspec import best_length, expected_tokens
+from specdiff_dist.core.speculation import (
+    Additive,
+    ConfidenceThreshold,
+    DraftStatistics,
+    FailFast,
+    Knowledge,
+    LibraSpec,
+    MeasuredLibraSpec,
+    Off,
+    Policy,
+    Static,
+    learn,
+    max_length,
+    plan,
+)  # fmt: skip
 from specdiff_dist.errors import InvalidConfig
 
-TOKEN = np.array([0.2, 0.9, 0.4, 0.9], np.float32)
-LARGEST = np.array([0.5, 0.9, 0.6, 0.3], np.float32)
+TOKEN = np.array([0.2, 0.9, 0.4, 0.9])
+LARGEST = np.array([0.5, 0.9, 0.6, 0.3])
+
+
+def statistics(token: np.ndarray, largest: np.ndarray | None = None) -> DraftStatistics:
+    return DraftStatistics(token, token if largest is None else largest, token)
+
+
+def drive(
+    policy: Policy, draft: Callable[[int], DraftStatistics], knowledge: Knowledge | None = None, room: int = 10**6
+) -> tuple[int, list[int]]:
+    """Length and the sizes of the draft calls; `draft(n)` gives the statistics of the first n tokens."""
+    steps = plan(policy, knowledge or Knowledge())
+    asked: list[int] = []
+    try:
+        wanted = next(steps)
+        while True:
+            asked.append(min(wanted, room - sum(asked)))
+            wanted = steps.send(draft(sum(asked)))
+            assert len(asked) < 1000
+    except StopIteration as decided:
+        return decided.value, asked
+
+
+def first(n: int) -> DraftStatistics:
+    return statistics(TOKEN[:n], LARGEST[:n])
 
 
 @pytest.mark.parametrize(
-    ("policy", "drafted", "length"),
+    ("policy", "asked", "length"),
     [
-        (Off(), 0, 0),
-        (Static(4), 4, 4),
-        (Static(2), 2, 2),
-        (Static(9), 9, 4),
-        (ConfidenceThreshold(0.5, 8), 8, 3),
-        (ConfidenceThreshold(0.95, 8), 8, 1),
-        (ConfidenceThreshold(0.0, 8), 8, 4),
-        (ConfidenceThreshold(0.5, 8, "token_prob"), 8, 2),
+        (Off(), [], 0),
+        (Static(4), [4], 4),
+        (Static(2), [2], 2),
+        (ConfidenceThreshold(0.55, 4), [4], 3),
+        (ConfidenceThreshold(0.95, 4), [4], 1),
+        (ConfidenceThreshold(0.0, 4), [4], 4),
+        (ConfidenceThreshold(0.5, 4, "token_prob"), [4], 2),
+        (FailFast(0.45, 2, 4, "max_prob"), [2, 2], 4),
+        (FailFast(0.45, 2, 4, "token_prob"), [2], 2),
+        (LibraSpec(2.0, 2, 4, "max_prob"), [2], 2),
+        (Additive(3), [3], 3),
     ],
 )
-def test_lengths(policy: Policy, drafted: int, length: int) -> None:
-    assert num_to_draft(policy) == drafted
-    assert choose_length(policy, TOKEN, LARGEST) == length
-    nothing = np.zeros(0, np.float32)
-    assert choose_length(policy, nothing, nothing) == 0
+def test_lengths(policy: Policy, asked: list[int], length: int) -> None:
+    assert drive(policy, first) == (length, asked)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Static(8), ConfidenceThreshold(0.1, 8), FailFast(0.1, 4, 12), LibraSpec(9.0, 4, 12), MeasuredLibraSpec(4, 12)],
+    ids=str,
+)
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_a_drafter_with_less_to_give_ends_the_round(policy: Policy, room: int) -> None:
+    """The end of the context, or a failing drafter: what there is, is submitted; no endless asking."""
+    length, asked = drive(policy, lambda n: statistics(np.full(min(n, room), 0.9)), room=room)
+    assert length <= room
+    assert len(asked) < 10
+
+
+def test_additive_grows_by_two_and_shrinks_by_one() -> None:
+    policy, knowledge = Additive(3, 6), Knowledge()
+    lengths = []
+    for accepted_all in (True, True, True, False, False, False, False, False, False, False):
+        length, _ = drive(policy, lambda n: statistics(np.full(n, 0.5)), knowledge)
+        lengths.append(length)
+        learn(policy, knowledge, statistics(np.full(length, 0.5)), length, length if accepted_all else 0)
+    assert lengths == [3, 5, 6, 6, 5, 4, 3, 2, 1, 1]
+
+
+def taught(draft_s: float, verify_base_s: float, verify_per_token_s: float, acceptance: float = 0.8) -> Knowledge:
+    knowledge = Knowledge()
+    for _ in range(200):
+        for length in (0, 4, 8, 12):
+            knowledge.costs.observe(4, draft_s, length, verify_base_s + verify_per_token_s * length)
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        run = int(np.argmin(np.append(rng.random(12) < acceptance, False)))
+        knowledge.calibration.observe(np.full(12, 0.6), 12, run)
+    return knowledge
+
+
+def test_measured_turns_off_when_drafting_loses_and_probes() -> None:
+    """K = 0 whenever speculation would lose; now and then it looks again."""
+    policy = MeasuredLibraSpec(4, 12)
+    knowledge = taught(draft_s=0.1, verify_base_s=0.04, verify_per_token_s=0.001, acceptance=0.3)
+    lengths = []
+    for _ in range(100):
+        length, _ = drive(policy, lambda n: statistics(np.full(n, 0.6)), knowledge)
+        lengths.append(length)
+        learn(policy, knowledge, statistics(np.full(length, 0.6)), length, 0)
+    assert lengths.count(0) >= 90 and 1 <= len(lengths) - lengths.count(0) <= 5
+
+
+def test_measured_uses_what_calls_cost() -> None:
+    policy = MeasuredLibraSpec(4, 12)
+
+    def length_with(**costs: float) -> int:
+        return drive(policy, lambda n: statistics(np.full(n, 0.6)), taught(**costs))[0]
+
+    cheap = length_with(draft_s=0.002, verify_base_s=0.04, verify_per_token_s=0.0001)
+    dear = length_with(draft_s=0.002, verify_base_s=0.04, verify_per_token_s=0.02)
+    assert cheap >= 8 and 1 <= dear <= 3
+
+
+def test_measured_first_rounds_do_not_need_knowledge() -> None:
+    assert drive(MeasuredLibraSpec(4, 12), lambda n: statistics(np.full(n, 0.6))) == (4, [4])
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 16))
+def test_measured_equals_the_exhaustive_argmax(seed: int, block: int, longest: int) -> None:
+    """Over everything drafted (and not before what a later block was drafted given), by the costs it was told."""
+    rng = np.random.default_rng(seed)
+    draft_s, base_s, slope_s = rng.uniform(0, 0.02), rng.uniform(0.01, 0.1), rng.uniform(0, 0.02)
+    knowledge = Knowledge()
+    for length in (0, 1, 5, 9, 13) * 40:
+        knowledge.costs.observe(block, draft_s, length, base_s + slope_s * length)
+    confidences = rng.random(64)
+    policy = MeasuredLibraSpec(block, longest)
+    length, asked = drive(policy, lambda n: statistics(confidences[:n]), knowledge)
+    drafted = sum(asked)
+    assert length <= max(longest, drafted)
+    if not asked:
+        return
+    costs = knowledge.costs
+    estimates = np.concatenate(
+        [knowledge.calibration.estimate(confidences[:drafted]), knowledge.calibration.mean(longest)[drafted:]]
+    )[:longest]
+    tokens = expected_tokens(estimates)
+    floor = drafted - asked[-1]
+
+    def cost(d: int) -> float:
+        return max(-(-d // block), -(-drafted // block)) * costs.draft(block) + costs.verify(d)
+
+    rates = [tokens[d] / cost(d) for d in range(len(tokens))]
+    assert rates[length] == pytest.approx(max(rates[floor:]), rel=1e-12)
+    assert length == best_length(estimates, cost, shortest=floor)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.sampled_from([Static(5), ConfidenceThreshold(0.5, 6), FailFast(0.4, 3, 9), LibraSpec(2.0, 3, 9)]),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_policy_stays_within_its_bounds(policy: Policy, seed: int) -> None:
+    values = np.random.default_rng(seed).random(600)
+    length, asked = drive(policy, lambda n: statistics(values[:n]))
+    assert 1 <= length <= max_length(policy) and length <= sum(asked)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +187,13 @@ def test_lengths(policy: Policy, drafted: int, length: int) -> None:
         lambda: ConfidenceThreshold(1.5, 4),
         lambda: ConfidenceThreshold(float("nan"), 4),
         lambda: ConfidenceThreshold(0.5, 4, "entropy"),
+        lambda: LibraSpec(0.0),
+        lambda: LibraSpec(block=0),
+        lambda: FailFast(2.0),
+        lambda: Additive(0),
+        lambda: MeasuredLibraSpec(statistic="nothing"),
     ],
 )
-def test_out_of_range(make) -> None:
+def test_out_of_range(make: Callable[[], Policy]) -> None:
     with pytest.raises(InvalidConfig):
         make()

@@ -77,7 +77,7 @@ async def test_places_that_agree_are_no_warning(client):
         ({"quality": "nope"}, "quality"), ({"quality": ""}, "quality"), ({"quality": 5}, "quality"),
         ({"quality": []}, "quality"), ({"quality": True}, "quality"), ({"quality": {"tier": "nope"}}, "quality.tier"),
         ({"quality": {"tier": 1}}, "quality.tier"), ({"quality": {"teir": "fast"}}, "quality"),
-        ({"quality": {"effort": {"steps": 1}}}, "quality.effort"), ({"quality": {"tv_budget": 1}}, "quality.tv_budget"),
+        ({"quality": {"effort": {"steps": 1}}}, "quality.effort"), ({"quality": {"tv_budget": -1}}, "quality.tv_budget"),
         ({"model": f"{NAME}:nope"}, "model"), ({"model": f"{NAME}:"}, "model"), ({"model": f"{NAME}:fast:fast"}, "model"),
         ({"header": "nope"}, "x-quality-tier"), ({"header": ""}, "x-quality-tier"),
         # a typo is a typo even where another place would win

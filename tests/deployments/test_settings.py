@@ -37,7 +37,7 @@ def test_command_line_values_are_strings():
         ("default_tier", "best", "default_tier must be one of exact, high"),
         ("tier_overrides", {"best": {}}, "tier_overrides names 'best'"),
         ("tier_overrides", {"fast": {"lenience": 0.3}}, "unknown field 'lenience' in tier_overrides.fast"),
-        ("tier_overrides", {"fast": {"leniency": 1.5}}, "leniency must be in"),
+        ("tier_overrides", {"fast": {"leniency": 1.5}}, "must be in [0, 1]"),
         ("tier_overrides", "{fast", "JSON"),
         ("lease_timeout_s", 0, "greater than 0"),
     ],

@@ -7,6 +7,7 @@ once per path. Independence is part of the claim: a path in which one uniform de
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core import sampling
+from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.types import GenerateRequest, TokenChunk
@@ -77,10 +79,19 @@ def run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def chunks(
-    request: GenerateRequest, config: DecodeConfig, drafter: DrafterEngine, verifier: VerifierEngine, *, first: bool
+    request: GenerateRequest,
+    config: DecodeConfig,
+    drafter: DrafterEngine,
+    verifier: VerifierEngine,
+    *,
+    first: bool,
+    knowledge: Knowledge | None = None,
 ) -> list[TokenChunk]:
     """All chunks of one decode, or the first alone."""
-    stream: AsyncIterator[TokenChunk] = decode(request, config, Direct(drafter), Direct(verifier), tier="test")
+    shared = copy.deepcopy(knowledge)  # learning must not leak from one path into the next
+    stream: AsyncIterator[TokenChunk] = decode(
+        request, config, Direct(drafter), Direct(verifier), tier="test", knowledge=shared
+    )
     got: list[TokenChunk] = []
     while True:
         try:

@@ -15,6 +15,7 @@ import pytest
 from specdiff_dist.config import ConfidenceThreshold, DecodeConfig, Effort, Linear, Lossless, Off, Policy, Static
 from specdiff_dist.core.exactness import check_exact, is_exact
 from specdiff_dist.core.rows import SparseRows
+from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.errors import InexactConfig
 from specdiff_dist.types import SamplingParams
 from tests.doubles import (
@@ -55,6 +56,7 @@ def output_law(
     length: int,
     sampling: SamplingParams = SAMPLED,
     block: int = 4,
+    knowledge: Knowledge | None = None,
 ) -> Law:
     """The system's law of its first `length` tokens, round by round with full blocks."""
     verifier = TableVerifier(table, vocab)
@@ -63,7 +65,10 @@ def output_law(
         request = make_request(
             prefix, max_tokens=block + 1, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
         )
-        return enumerate_paths(monkeypatch, lambda: chunks(request, config, drafter, verifier, first=True)[0].token_ids)
+        return enumerate_paths(
+            monkeypatch,
+            lambda: chunks(request, config, drafter, verifier, first=True, knowledge=knowledge)[0].token_ids,
+        )
 
     return chained(one_round, PROMPT, length)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def verifier_law(
         if len(tokens) == 3:
             law[tokens] = weight
             return
-        ids = torch.tensor([prompt + list(tokens)])
+        ids: Any = torch.tensor([prompt + list(tokens)])
         with torch.inference_mode():
             scores = model(ids).logits[:, -1].float()
         scores = TopKLogitsWarper(top_k)(ids, TemperatureLogitsWarper(temperature)(ids, scores))

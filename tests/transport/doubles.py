@@ -16,6 +16,8 @@ from specdiff_dist.types import (
     DraftBlock,
     DraftCall,
     PrefixStatement,
+    ResolveCall,
+    ResolvedToken,
     SamplingParams,
     TargetRows,
     VerifyCall,
@@ -86,6 +88,9 @@ class Direct:
     async def verify(self, call: VerifyCall) -> TargetRows:
         return self.engine.verify(call)
 
+    async def resolve(self, call: ResolveCall) -> ResolvedToken:
+        return self.engine.resolve(call)
+
     async def release(self, session_id: str) -> None:
         self.engine.release(session_id)
 
@@ -106,6 +111,9 @@ class Answering:
 
     def verify(self, call: VerifyCall) -> TargetRows:
         return self.change(self.engine.verify(call))
+
+    def resolve(self, call: ResolveCall) -> ResolvedToken:
+        return self.change(self.engine.resolve(call))
 
     def release(self, session_id: str) -> None:
         self.engine.release(session_id)

@@ -12,10 +12,11 @@ from specdiff_dist.config import DecodeConfig, Linear, Static
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import (
+    InvalidRequest,
     PrefixMismatch,
     StaleRound,
 )
-from specdiff_dist.types import CallCost, SamplingParams
+from specdiff_dist.types import CallCost, ResolveCall, SamplingParams
 from tests.doubles import make_request
 from tests.transport.doubles import (
     PROMPT,
@@ -50,6 +51,36 @@ async def test_target_rows_arrive_bit_for_bit(transport, wide, draft):
     reply = await (await transport.verifier(table_verifier(wide=wide))).verify(call)
     assert reply.is_wide == wide
     assert same_arrays(reply, table_verifier(wide=wide).verify(call))
+
+
+async def test_one_wide_row_is_resolved_alike(transport):
+    """Rules whose residual depends on the rejected token send for one draw; it is gone after the next call."""
+    call = dataclasses.replace(verify_call(draft=(7, 8)), hold_rows=True)
+    direct = table_verifier(wide=True)
+    direct.verify(call)
+    verifier = await transport.verifier(table_verifier(wide=True))
+    await verifier.verify(call)
+    assert call.proposals is not None
+    for position in (0, 1):
+        row = SparseRows.from_rows([call.proposals.row(position)])
+        for scale, uniform in ((1.0, 0.3), (0.25, 0.9), (0.0, 0.5)):
+            wanted = ResolveCall(call.prefix.session_id, call.prefix.round_index, position, scale, uniform, row)
+            assert (await verifier.resolve(wanted)).token_id == direct.resolve(wanted).token_id
+    row = SparseRows.from_rows([call.proposals.row(0)])
+    for session_id, round_index in (("another", call.prefix.round_index), (call.prefix.session_id, 99)):
+        with pytest.raises(PrefixMismatch):
+            await verifier.resolve(ResolveCall(session_id, round_index, 0, 0.5, 0.5, row))
+    for scale, uniform in ((1.5, 0.5), (0.5, 1.0), (float("nan"), 0.5)):
+        with pytest.raises(InvalidRequest):
+            await verifier.resolve(ResolveCall(call.prefix.session_id, 0, 0, scale, uniform, row))
+
+
+async def test_tokens_already_drafted_are_continued(transport):
+    drafter = await transport.drafter(scripted_drafter())
+    whole = await drafter.draft(draft_call(num_draft_tokens=5))
+    call = draft_call(num_draft_tokens=2)
+    more = await drafter.draft(dataclasses.replace(call, drafted_token_ids=whole.token_ids[:3]))
+    assert more.token_ids.tolist() == whole.token_ids[3:].tolist()
 
 
 async def test_draft_blocks_arrive_bit_for_bit(transport):

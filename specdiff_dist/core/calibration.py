@@ -1,0 +1,56 @@
+"""Acceptance probabilities learned while serving: what a drafter's confidence at a position is worth."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdiff_dist.core.rows import FloatArray
+
+NUM_BINS = 16
+MAX_POSITIONS = 64
+PRIOR_STRENGTH = 4.0  # pseudo-rounds that trust the confidence itself
+DECAY = 0.998  # per observed round: old traffic is forgotten over about 500 rounds
+
+
+class AcceptanceCalibration:
+    """Binned calibration: P(accepted | reached, confidence bin, position), shared by the sessions of one drafter.
+
+    A bin shrinks towards the same confidence at all positions, which shrinks towards the confidence itself, so sparse
+    bins stay sensible. Only positions that were really reached (tested) count.
+    """
+
+    def __init__(self) -> None:
+        self._tried = np.zeros((MAX_POSITIONS, NUM_BINS))
+        self._accepted = np.zeros((MAX_POSITIONS, NUM_BINS))
+
+    def estimate(self, confidences: FloatArray) -> FloatArray:
+        """Acceptance probabilities given reached, [n] for the n draft positions in order."""
+        n = len(confidences)
+        bins = _bins(confidences)
+        positions = np.minimum(np.arange(n), MAX_POSITIONS - 1)
+        overall = (self._accepted.sum(0)[bins] + PRIOR_STRENGTH * confidences) / (
+            self._tried.sum(0)[bins] + PRIOR_STRENGTH
+        )
+        own = self._accepted[positions, bins] + PRIOR_STRENGTH * overall
+        return own / (self._tried[positions, bins] + PRIOR_STRENGTH)
+
+    def mean(self, num_positions: int) -> FloatArray:
+        """Acceptance by position, whatever the confidence: for tokens that are not drafted yet. [num_positions]."""
+        tried, accepted = self._tried.sum(1), self._accepted.sum(1)
+        overall = (accepted.sum() + PRIOR_STRENGTH * 0.5) / (tried.sum() + PRIOR_STRENGTH)
+        per_position = (accepted + PRIOR_STRENGTH * overall) / (tried + PRIOR_STRENGTH)
+        return per_position[np.minimum(np.arange(num_positions), MAX_POSITIONS - 1)]
+
+    def observe(self, confidences: FloatArray, num_verified: int, num_accepted: int) -> None:
+        """Learns from one round: of `num_verified` tokens `num_accepted` were kept; the next one, if any, was rejected."""
+        num_reached = min(num_accepted + 1, num_verified)
+        self._tried *= DECAY
+        self._accepted *= DECAY
+        positions = np.minimum(np.arange(num_reached), MAX_POSITIONS - 1)
+        bins = _bins(confidences[:num_reached])
+        np.add.at(self._tried, (positions, bins), 1.0)
+        np.add.at(self._accepted, (positions[:num_accepted], bins[:num_accepted]), 1.0)
+
+
+def _bins(confidences: FloatArray) -> np.ndarray:
+    return np.minimum((np.clip(confidences, 0.0, 1.0) * NUM_BINS).astype(np.int64), NUM_BINS - 1)

@@ -1,0 +1,76 @@
+"""The drafting half of a round: the speculation policy asks, the drafter answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdiff_dist.core.rows import lookup, token_keys
+from specdiff_dist.core.speculation import plan
+from specdiff_dist.engine.session import MAX_RESENDS, Session
+from specdiff_dist.errors import DrafterUnavailable, InvalidRequest, InvalidRows, PrefixMismatch, StaleRound
+from specdiff_dist.roles import Drafter
+from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What was drafted in a round, how much of it to submit, and whether drafting was wanted but failed."""
+
+    block: DraftBlock
+    length: int
+    failed: bool
+
+
+async def draft_round(session: Session, drafter: Drafter | None, info: DrafterInfo | None) -> Drafted:
+    """Drafts as the policy asks, in as many calls as it wants. Nothing can fail here: without a drafter the block stays
+    as long as it is, if need be empty, and the round is decoded plainly."""
+    room = session.num_tokens_left - 1  # one token of the round is the verifier's own
+    if info is not None:
+        room = min(room, info.max_draft_tokens, info.max_model_len - session.num_committed)
+    if drafter is None or room <= 0:
+        return Drafted(DraftBlock.empty(), 0, False)
+    block, failed = DraftBlock.empty(), False
+    steps = plan(session.config.policy, session.knowledge)
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = min(wanted, room - block.num_tokens)
+            if wanted > 0 and not failed:
+                try:
+                    more = await _draft(session, drafter, block, wanted)
+                    block = block.followed_by(more) if block.num_tokens else more
+                except (DrafterUnavailable, InvalidRequest, InvalidRows, StaleRound):  # a drafter never fails a request
+                    session.degraded = failed = True
+            wanted = steps.send(block.statistics)
+    except StopIteration as decided:
+        return Drafted(block, min(decided.value, block.num_tokens), failed)
+
+
+async def _draft(session: Session, drafter: Drafter, block: DraftBlock, wanted: int) -> DraftBlock:
+    """Up to `wanted` tokens after those of `block`. A replica that has less of the session gets the rest resent."""
+    for _ in range(MAX_RESENDS):
+        call = DraftCall(
+            session.state_prefix(session.drafter_cached), wanted, session.config.effort, session.draft_sampling,
+            session.config.draft_top_k, session.request.seed, block.token_ids,
+        )  # fmt: skip
+        try:
+            with session.waiting():
+                more = await drafter.draft(call)
+        except PrefixMismatch as less:
+            session.drafter_cached = min(less.cached_len, max(call.prefix.prefix_len - 1, 0))
+            continue
+        session.drafter_cached = min(more.cached_len, session.num_committed)
+        return _checked(more, session.vocab_size).head(min(more.num_tokens, wanted))
+    raise DrafterUnavailable("the drafter keeps losing the session's cache")
+
+
+def _checked(block: DraftBlock, vocab_size: int) -> DraftBlock:
+    """A drafter's reply is judged before anything is built on it: a bad one costs its round, not the request."""
+    block.proposals.check(vocab_size=vocab_size, what="proposal")
+    if not block.num_tokens == block.proposals.num_rows == len(block.confidences) == len(block.max_probs):
+        raise InvalidRows(f"{block.num_tokens} draft tokens came with {block.proposals.num_rows} proposals")
+    if np.any(lookup(block.proposals, block.proposals.normalised(), token_keys(block.token_ids)) <= 0.0):
+        raise InvalidRows("a draft token has probability 0 in its own proposal")
+    return block

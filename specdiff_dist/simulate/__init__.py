@@ -1,0 +1,1 @@
+"""Replaying recorded rounds under other policies and rules, and simulating clusters. No model, no clock."""
