@@ -12,8 +12,6 @@ from specdiff_dist.errors import InvalidRows
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
 
-_ROW_SHIFT = np.int64(32)  # (row, token) pairs become one sortable int64 key: row << 32 | token
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows:
@@ -82,10 +80,6 @@ class SparseRows:
         """Row number of every entry, [nnz]."""
         return np.repeat(np.arange(self.num_rows, dtype=np.int64), np.diff(self.row_splits))
 
-    def keys(self) -> NDArray[np.int64]:
-        """`row << 32 | token` of every entry, ascending: one searchsorted looks up many (row, token) pairs."""
-        return (self.row_index() << _ROW_SHIFT) | self.token_ids.astype(np.int64)
-
     def row_sums(self, values: NDArray[np.floating] | None = None) -> FloatArray:
         """Sum per row of `values` [nnz] (default: the probabilities), in float64."""
         entries = np.asarray(self.probs if values is None else values, np.float64)
@@ -106,21 +100,39 @@ class SparseRows:
             raise InvalidRows(f"{what}: NaN, infinite or negative probability")
         if len(ids) and (ids.min() < 0 or (vocab_size is not None and ids.max() >= vocab_size)):
             raise InvalidRows(f"{what}: token id outside the vocabulary of {vocab_size}")
-        if np.any(np.diff(self.keys()) <= 0):
+        ascends = ids[1:] > ids[:-1]
+        ascends[splits[1:-1] - 1] = True  # from one row to the next
+        if not np.all(ascends):
             raise InvalidRows(f"{what}: token ids not strictly ascending inside a row")
         if np.any(np.abs(self.row_sums() - 1.0) > 1e-3):
             raise InvalidRows(f"{what}: a row does not sum to 1")
 
 
-def lookup(rows: SparseRows, values: FloatArray, keys: NDArray[np.int64]) -> FloatArray:
-    """`values` [nnz of rows] at the (row, token) `keys` [m] (see `SparseRows.keys`), 0 where absent. Returns [m]."""
-    own = rows.keys()
-    if len(own) == 0:
-        return np.zeros(len(keys), np.float64)
-    at = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-    return np.where(own[at] == keys, values[at], 0.0)
+def find(
+    rows: SparseRows, row_index: NDArray[np.int64], token_ids: NDArray[np.integer]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where tokens stand among the entries of their rows: `(at [m], is_there [m])`; `at` means nothing where not there.
+
+    One binary search for all, inside their rows: its cost is that of the tokens asked for, however wide the rows are.
+
+    Args:
+        row_index: [m] row of each token; token_ids: [m].
+    """
+    ids, starts, stops = rows.token_ids, rows.row_splits[:-1][row_index], rows.row_splits[1:][row_index]
+    if not len(ids) or not len(token_ids):
+        return np.zeros(len(token_ids), np.int64), np.zeros(len(token_ids), bool)
+    before = starts - 1  # the last entry known to be less than the token
+    step = 1 << int(np.diff(rows.row_splits).max()).bit_length()
+    while step := step >> 1:
+        next_at = before + step
+        before += step * ((next_at < stops) & (ids.take(next_at, mode="clip") < token_ids))
+    at = before + 1
+    return at, (at < stops) & (ids.take(at, mode="clip") == token_ids)
 
 
-def token_keys(token_ids: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Keys of one token per row, [len(token_ids)]."""
-    return (np.arange(len(token_ids), dtype=np.int64) << _ROW_SHIFT) | np.asarray(token_ids, np.int64)
+def lookup(rows: SparseRows, values: FloatArray, token_ids: NDArray[np.integer]) -> FloatArray:
+    """`values` [nnz of rows] at one token per row, 0 where absent: [num_rows]."""
+    at, is_there = find(rows, np.arange(len(token_ids), dtype=np.int64), token_ids)
+    found = np.zeros(len(token_ids), np.float64)
+    found[is_there] = values[at[is_there]]
+    return found
