@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from specdiff_dist.errors import InvalidRows
 
 IntArray = NDArray[np.int32]
+IndexArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
@@ -23,7 +24,7 @@ class SparseRows:
     as on the side that judges: that is what keeps trap 3 shut.
     """
 
-    row_splits: NDArray[np.int64]  # [num_rows + 1]
+    row_splits: IndexArray  # [num_rows + 1]
     token_ids: IntArray  # [nnz]
     probs: NDArray[np.float32]  # [nnz]
 
@@ -76,7 +77,7 @@ class SparseRows:
         stop = self.row_splits[num_rows]
         return SparseRows(self.row_splits[: num_rows + 1], self.token_ids[:stop], self.probs[:stop])
 
-    def row_index(self) -> NDArray[np.int64]:
+    def row_index(self) -> IndexArray:
         """Row number of every entry, [nnz]."""
         return np.repeat(np.arange(self.num_rows, dtype=np.int64), np.diff(self.row_splits))
 
@@ -109,8 +110,8 @@ class SparseRows:
 
 
 def find(
-    rows: SparseRows, row_index: NDArray[np.int64], token_ids: NDArray[np.integer]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    rows: SparseRows, row_index: IndexArray, token_ids: NDArray[np.integer]
+) -> tuple[IndexArray, NDArray[np.bool_]]:
     """Where tokens stand among the entries of their rows: `(at [m], is_there [m])`; `at` means nothing where not there.
 
     One binary search for all, inside their rows: its cost is that of the tokens asked for, however wide the rows are.

@@ -32,9 +32,7 @@ def test_sparse_equals_dense(num_rows: int, vocab: int, seed: int) -> None:
     np.testing.assert_allclose(rows.row_sums(), dense.astype(np.float64).sum(1), rtol=1e-12)
     tokens = rng.integers(0, vocab, num_rows)
     law = dense.astype(np.float64) / dense.astype(np.float64).sum(1, keepdims=True)
-    np.testing.assert_allclose(
-        lookup(rows, rows.normalised(), tokens), law[np.arange(num_rows), tokens], rtol=1e-12
-    )
+    np.testing.assert_allclose(lookup(rows, rows.normalised(), tokens), law[np.arange(num_rows), tokens], rtol=1e-12)
     keep = int(rng.integers(0, num_rows + 1))
     joined = SparseRows.concatenate(
         [rows.head(keep), SparseRows.from_rows([rows.row(i) for i in range(keep, num_rows)])]
