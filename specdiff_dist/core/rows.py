@@ -32,6 +32,11 @@ class SparseRows:
     def num_rows(self) -> int:
         return len(self.row_splits) - 1
 
+    @property
+    def row_lengths(self) -> IndexArray:
+        """Entries per row, [num_rows]."""
+        return self.row_splits[1:] - self.row_splits[:-1]
+
     @staticmethod
     def from_rows(rows: list[tuple[NDArray[np.integer], NDArray[np.floating]]]) -> SparseRows:
         """Builds from `(token_ids, probs)` per row; ids need not be sorted, entries of probability 0 are dropped."""
@@ -61,7 +66,7 @@ class SparseRows:
         """The rows of `parts`, one after the other."""
         if not parts:
             return SparseRows.from_rows([])
-        lengths = np.concatenate([np.diff(part.row_splits) for part in parts])
+        lengths = np.concatenate([part.row_lengths for part in parts])
         splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return SparseRows(
             splits, np.concatenate([p.token_ids for p in parts]), np.concatenate([p.probs for p in parts])
@@ -79,7 +84,7 @@ class SparseRows:
 
     def row_index(self) -> IndexArray:
         """Row number of every entry, [nnz]."""
-        return np.repeat(np.arange(self.num_rows, dtype=np.int64), np.diff(self.row_splits))
+        return np.repeat(np.arange(self.num_rows, dtype=np.int64), self.row_lengths)
 
     def row_sums(self, values: NDArray[np.floating] | None = None) -> FloatArray:
         """Sum per row of `values` [nnz] (default: the probabilities), in float64."""
@@ -88,14 +93,14 @@ class SparseRows:
 
     def normalised(self) -> FloatArray:
         """Probabilities in float64 divided by their row's sum, [nnz]."""
-        return self.probs.astype(np.float64) / self.row_sums()[self.row_index()]
+        return self.probs / np.repeat(self.row_sums(), self.row_lengths)
 
     def check(self, *, vocab_size: int | None = None, what: str = "row") -> None:
         """Raises InvalidRows unless every row is a distribution (finite, ≥ 0, not empty, ids sorted and in range)."""
         splits, ids, probs = self.row_splits, self.token_ids, self.probs
         if len(splits) < 1 or splits[0] != 0 or splits[-1] != len(ids) or len(ids) != len(probs):
             raise InvalidRows(f"{what}: row_splits do not match {len(ids)} ids and {len(probs)} probabilities")
-        if np.any(np.diff(splits) <= 0):
+        if np.any(self.row_lengths <= 0):
             raise InvalidRows(f"{what}: a row is empty")
         if not np.all(np.isfinite(probs)) or np.any(probs < 0):
             raise InvalidRows(f"{what}: NaN, infinite or negative probability")
@@ -123,7 +128,7 @@ def find(
     if not len(ids) or not len(token_ids):
         return np.zeros(len(token_ids), np.int64), np.zeros(len(token_ids), bool)
     before = starts - 1  # the last entry known to be less than the token
-    step = 1 << int(np.diff(rows.row_splits).max()).bit_length()
+    step = 1 << int(rows.row_lengths.max()).bit_length()
     while step := step >> 1:
         next_at = before + step
         before += step * ((next_at < stops) & (ids.take(next_at, mode="clip") < token_ids))
