@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdiff_dist.core.rows import lookup, token_keys
+from specdiff_dist.core.rows import lookup
 from specdiff_dist.core.speculation import plan
 from specdiff_dist.engine.session import MAX_RESENDS, Session
 from specdiff_dist.errors import DrafterUnavailable, InvalidRequest, InvalidRows, PrefixMismatch, StaleRound
@@ -71,6 +71,6 @@ def _checked(block: DraftBlock, vocab_size: int) -> DraftBlock:
     block.proposals.check(vocab_size=vocab_size, what="proposal")
     if not block.num_tokens == block.proposals.num_rows == len(block.confidences) == len(block.max_probs):
         raise InvalidRows(f"{block.num_tokens} draft tokens came with {block.proposals.num_rows} proposals")
-    if np.any(lookup(block.proposals, block.proposals.normalised(), token_keys(block.token_ids)) <= 0.0):
+    if np.any(lookup(block.proposals, block.proposals.normalised(), block.token_ids) <= 0.0):
         raise InvalidRows("a draft token has probability 0 in its own proposal")
     return block
