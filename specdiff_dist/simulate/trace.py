@@ -74,6 +74,7 @@ class TraceWriter:
             self._file = path.open("wb")
         except OSError as error:
             raise InvalidConfig(f"cannot write the trace {path}: {error.strerror}") from error
+        self._packer = msgpack.Packer()
         self._write({"version": VERSION, **about})
 
     def write(self, rounds: Iterable[RoundTrace]) -> None:
@@ -84,7 +85,7 @@ class TraceWriter:
         self._file.close()
 
     def _write(self, item: object) -> None:
-        self._file.write(msgpack.packb(item))
+        self._file.write(self._packer.pack(item))
         self._file.flush()
 
     def __enter__(self) -> Self:
