@@ -25,7 +25,7 @@ from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.exactness import check_exact
 from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine import decode
-from specdiff_dist.errors import InvalidRequest, SpecdiffError
+from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
 from specdiff_dist.quality import EXACT_TIER
 from specdiff_dist.simulate.trace import RoundTrace, TraceWriter
 from specdiff_dist.text import Tokenizer
@@ -160,6 +160,9 @@ class Router:
 
 def _trace_writer(folder: Path, settings: AppSettings) -> TraceWriter:
     """One file per router process. Raises InvalidConfig when it cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"cannot write traces to {folder}: {error.strerror}; check trace_dir") from error
     about: dict[str, object] = {"drafter": settings.drafter, "verifier": settings.model, "dtype": settings.dtype}
     return TraceWriter(folder / f"router-{socket.gethostname()}-{os.getpid()}.trace", about)
