@@ -62,6 +62,7 @@ def test_a_trace_is_recorded_replayed_and_drawn(specdiff, tmp_path):
     about, requests = read_trace(path)
     assert [len(rounds) for rounds in requests] == [num_rounds]
     assert about["temperature"] == 0.0
+    assert isinstance(about["config"], dict)
     assert about["config"]["speculation"]["policy"] == "additive"
     assert b"hello" not in path.read_bytes()
 

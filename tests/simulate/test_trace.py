@@ -19,6 +19,7 @@ from tests.doubles import Direct, TableDrafter, TableVerifier, make_request, ran
 from tests.simulate.rounds import made_round
 
 VOCAB = 12
+packed = msgpack.Packer().pack
 
 
 def same(a: RoundTrace, b: RoundTrace) -> bool:
@@ -99,7 +100,7 @@ def plain_round(**changes: Any) -> dict[str, Any]:
 
 
 def write(path: Path, *items: object) -> Path:
-    path.write_bytes(b"".join(map(msgpack.packb, items)))
+    path.write_bytes(b"".join(map(packed, items)))
     return path
 
 
@@ -142,15 +143,15 @@ def test_a_wrong_round_is_refused(tmp_path, changes):
     [
         b"",
         b"hello, I am a text file",
-        msgpack.packb([1, 2]),
-        msgpack.packb({"version": 2}),
-        msgpack.packb(HEADER) + msgpack.packb(3),
-        msgpack.packb(HEADER) + msgpack.packb([3]),
-        msgpack.packb(HEADER) + msgpack.packb([{}]),
-        msgpack.packb(HEADER) + msgpack.packb([plain_round()])[:-3],
-        msgpack.packb(HEADER) + b"\xc1",
-        msgpack.packb(HEADER) + b"\x91" * 3000,
-        msgpack.packb(HEADER) + b"\xdd\xff\xff\xff\xff",
+        packed([1, 2]),
+        packed({"version": 2}),
+        packed(HEADER) + packed(3),
+        packed(HEADER) + packed([3]),
+        packed(HEADER) + packed([{}]),
+        packed(HEADER) + packed([plain_round()])[:-3],
+        packed(HEADER) + b"\xc1",
+        packed(HEADER) + b"\x91" * 3000,
+        packed(HEADER) + b"\xdd\xff\xff\xff\xff",
     ],
 )  # fmt: skip
 def test_what_is_no_trace_is_refused(tmp_path, content):
