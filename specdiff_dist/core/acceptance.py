@@ -43,10 +43,18 @@ class Acceptance:
     token_ids: IntArray  # [num_accepted + 1]
     tv: FloatArray  # [num_accepted + 1]
     kl: FloatArray  # [num_accepted + 1], nats; inf possible
+    target_at_token: FloatArray  # [d] p(y) of each draft token, also behind a rejection
+    draft_at_token: FloatArray  # [d] q(y)
+    rows: SupportRows  # what was judged
     recovery: Recovery | None = None
 
     def with_recovered(self, token_id: int) -> Acceptance:
         return replace(self, token_ids=np.append(self.token_ids, np.int32(token_id)), recovery=None)
+
+    @property
+    def distance(self) -> FloatArray:
+        """[d] TV(p, q), also behind a rejection."""
+        return self.rows.total_variation
 
 
 def accept(
@@ -89,6 +97,9 @@ def accept(
         draft_token_ids[:num_accepted],
         np.concatenate([decision.tv[:num_reached], bonus_zero]),
         np.concatenate([decision.kl[:num_reached], bonus_zero]),
+        rows.target_probs[at_token],
+        rows.draft_probs[at_token],
+        rows,
     )
     uniform = float(target_uniforms[num_accepted])
     if num_accepted == num_draft:

@@ -21,6 +21,7 @@ class Drafted:
     block: DraftBlock
     length: int
     failed: bool
+    num_calls: int = 0
 
 
 async def draft_round(session: Session, drafter: Drafter | None, info: DrafterInfo | None) -> Drafted:
@@ -31,7 +32,7 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
         room = min(room, info.max_draft_tokens, info.max_model_len - session.num_committed)
     if drafter is None or room <= 0:
         return Drafted(DraftBlock.empty(), 0, False)
-    block, failed = DraftBlock.empty(), False
+    block, failed, num_calls = DraftBlock.empty(), False, 0
     steps = plan(session.config.policy, session.knowledge)
     try:
         wanted = next(steps)
@@ -41,11 +42,12 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
                 try:
                     more = await _draft(session, drafter, block, wanted)
                     block = block.followed_by(more) if block.num_tokens else more
+                    num_calls += 1
                 except (DrafterUnavailable, InvalidRequest, InvalidRows, StaleRound):  # a drafter never fails a request
                     session.degraded = failed = True
             wanted = steps.send(block.statistics)
     except StopIteration as decided:
-        return Drafted(block, min(decided.value, block.num_tokens), failed)
+        return Drafted(block, min(decided.value, block.num_tokens), failed, num_calls)
 
 
 async def _draft(session: Session, drafter: Drafter, block: DraftBlock, wanted: int) -> DraftBlock:
