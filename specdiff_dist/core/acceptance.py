@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specdiff_dist.core import sampling
 from specdiff_dist.core.limits import NO_LIMITS, TVLimits, decide
 from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, token_keys
-from specdiff_dist.core.rules import Rule, Typical
+from specdiff_dist.core.rules import Rule, needs_entropy
 from specdiff_dist.core.support import SupportRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import TargetRows
@@ -76,7 +76,7 @@ def accept(
         )
     draft_probs = proposals.normalised()
     target_probs = target.rows.probs.astype(np.float64) / target.row_mass[target.rows.row_index()]
-    entropy = _entropy(target, target_probs)[:num_draft] if isinstance(rule, Typical) else np.zeros(num_draft)
+    entropy = _entropy(target, target_probs)[:num_draft] if needs_entropy(rule) else np.zeros(num_draft)
     rows = SupportRows.of(proposals, draft_probs, target.rows, target_probs, entropy)
 
     decision = decide(rule, rows, limits)
