@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specdiff_dist.core.rows import lookup, token_keys
-from specdiff_dist.core.speculation import plan
+from specdiff_dist.core.speculation import Off, plan
 from specdiff_dist.engine.session import MAX_RESENDS, Session
 from specdiff_dist.errors import DrafterUnavailable, InvalidRows, PrefixMismatch, SpecdiffError
 from specdiff_dist.roles import Drafter
@@ -29,8 +29,11 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
     room = session.num_tokens_left - 1  # one token of the round is the verifier's own
     if info is not None:
         room = min(room, info.max_draft_tokens, info.max_model_len - session.num_committed)
-    if drafter is None or room <= 0:
+    if drafter is None or room <= 0 or isinstance(session.config.policy, Off):
         return Drafted(DraftBlock.empty(), 0, False)
+    if info is None:  # what it drafts could not be trusted: the exact tier's promise depends on what a drafter is
+        session.degraded = True
+        return Drafted(DraftBlock.empty(), 0, True)
     block, failed = DraftBlock.empty(), False
     steps = plan(session.config.policy, session.knowledge)
     try:

@@ -23,7 +23,7 @@ from specdiff_dist.core.speculation import (
     Policy,
 )
 from specdiff_dist.engine import decode
-from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch
+from specdiff_dist.errors import DrafterUnavailable, InvalidConfig, InvalidRequest, PrefixMismatch
 from specdiff_dist.types import DraftBlock, DraftCall, TokenChunk
 from tests.doubles import (
     Direct,
@@ -162,3 +162,17 @@ async def test_cancelled_while_one_session_is_released_still_releases_the_other(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert drafter.num_sessions == 0
+
+
+async def test_a_drafter_that_never_said_what_it_is_drafts_nothing() -> None:
+    """Its proposals may be made up (trap 3), and the receipt would still say `exact`."""
+
+    class Silent(Direct):
+        async def info(self) -> Any:
+            raise DrafterUnavailable("not now")
+
+    drafter = TableDrafter(VOCAB, dishonest=True)
+    request = make_request([3], max_tokens=9, temperature=1.0)
+    stream = decode(request, DecodeConfig(), Silent(drafter), Direct(TableVerifier(TABLE, VOCAB)), tier="exact")
+    receipt = (await collect(stream))[-1].receipt
+    assert receipt is not None and receipt.exact and receipt.degraded and receipt.num_draft_tokens == 0
