@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specdiff_dist.core import sampling
 from specdiff_dist.core.limits import NO_LIMITS, TVLimits, decide
 from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, find
-from specdiff_dist.core.rules import Rule, Typical
+from specdiff_dist.core.rules import Rule, needs_entropy
 from specdiff_dist.core.support import SupportRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import TargetRows
@@ -83,7 +83,7 @@ def accept(
             f"{num_draft} draft tokens came with {proposals.num_rows} proposals and {len(target.row_mass)} target rows"
         )
     at_token = _entries(proposals, draft_token_ids)
-    entropy = _entropy(target)[:num_draft] if isinstance(rule, Typical) else None
+    entropy = _entropy(target)[:num_draft] if needs_entropy(rule) else None
     rows = SupportRows.of(proposals, target.rows, target.row_mass, entropy)
 
     decision = decide(rule, rows, limits)
