@@ -76,5 +76,5 @@ TIERS: dict[str, DecodeConfig] = {
 
 __all__ = [
     "DEFAULT_TIER", "EARLY_REVEALS", "REVEAL_ORDERS", "TIERS", "ConfidenceThreshold", "DecodeConfig", "Effort",
-    "Linear", "Lossless", "Off", "Policy", "Rule", "Static",
+    "Lenience", "Linear", "Lossless", "Off", "Policy", "Rule", "Static",
 ]  # fmt: skip
