@@ -93,8 +93,8 @@ class SharedPrompt:
     ("rule", "effort", "num_runs", "is_right"),
     [
         (Lossless(), Effort(1), 2000, True),
-        (Lossless(), Effort(2, "left_to_right"), 1000, True),
-        (Linear(0.3), Effort(1), 1000, False),  # a wrong rule for this law: the test can fail
+        (Lossless(), Effort(2, "left_to_right"), 600, True),
+        (Linear(0.3), Effort(1), 600, False),  # a wrong rule for this law: the test can fail
     ],
 )
 def test_first_three_tokens_follow_the_verifiers_law(
