@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from contextvars import Context
 from functools import partial
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -22,8 +25,9 @@ from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.exactness import check_exact
 from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine import decode
-from specdiff_dist.errors import InvalidRequest, SpecdiffError
+from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
 from specdiff_dist.quality import EXACT_TIER
+from specdiff_dist.simulate.trace import RoundTrace, TraceWriter
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.transport import envelope
 from specdiff_dist.transport.channel_pool import ChannelPool
@@ -60,6 +64,7 @@ class Router:
         if drafter is not None:
             await self._ask_drafter(settings.lease_timeout_s)
         check_exact(self._tiers[EXACT_TIER], self._drafter_info)
+        self._trace = None if settings.trace_dir is None else _trace_writer(Path(settings.trace_dir), settings)
 
     async def generate(self, packed_call: bytes) -> AsyncGenerator[bytes, None]:
         """One answer's items (deployments/messages.py), the first without tokens and at once, as HandleStream needs it.
@@ -67,6 +72,7 @@ class Router:
         Both replicas' caches are freed however it ends.
         """
         yield pack_chunk(TokenChunk((), ""))
+        rounds: list[RoundTrace] = []
         try:
             call = unpack_call(packed_call)
             config = self._config(call)
@@ -82,6 +88,7 @@ class Router:
                 tier=call.tier,
                 detokenizer=detokenizer,
                 knowledge=self._knowledge.for_session(),
+                recorder=None if self._trace is None else rounds.append,
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -91,6 +98,9 @@ class Router:
         except Exception as error:
             log.exception("a request failed")
             yield pack_error(SpecdiffError(f"internal error ({type(error).__name__}); the router's log says more"))
+        finally:
+            if self._trace is not None and rounds:
+                self._trace.write(rounds)
 
     async def info(self) -> bytes:
         """The packed RouterInfo, from memory."""
@@ -146,3 +156,13 @@ class Router:
         except (RayError, RayServeException, TimeoutError) as error:
             response.cancel()
             log.warning("no drafter has answered yet (%s): decoding plainly", type(error).__name__)
+
+
+def _trace_writer(folder: Path, settings: AppSettings) -> TraceWriter:
+    """One file per router process. Raises InvalidConfig when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"cannot write traces to {folder}: {error.strerror}; check trace_dir") from error
+    about: dict[str, object] = {"drafter": settings.drafter, "verifier": settings.model, "dtype": settings.dtype}
+    return TraceWriter(folder / f"router-{socket.gethostname()}-{os.getpid()}.trace", about)

@@ -65,6 +65,9 @@ class AppSettings(BaseModel):
     verifier_num_threads: Threads = 2  # threads that compute
     drafter_num_threads: Threads = 2
 
+    trace_dir: str | None = None
+    """Where each router process writes a trace of its rounds for `specdiff simulate`: numbers, no text, no tokens."""
+
     # Sessions and leases
     transport: Literal["grpc"] = "grpc"
     grpc_host: str = "auto"

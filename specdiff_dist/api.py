@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -26,6 +27,7 @@ from specdiff_dist.models import ModelFolder, resolve
 from specdiff_dist.quality import resolve_quality
 from specdiff_dist.receipts import usage_report
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
+from specdiff_dist.simulate.trace import RoundTrace
 from specdiff_dist.text.tokenizer import Tokenizer
 from specdiff_dist.transport.local import LocalDrafter, LocalVerifier
 from specdiff_dist.types import GenerateRequest, Receipt, RoundRecord, SamplingParams, TokenChunk
@@ -76,6 +78,7 @@ class Pair:
         self.drafter = None if drafter is None else LocalDrafter(drafter)
         self.verifier = LocalVerifier(verifier)
         self._knowledge = Knowledge()  # what speculation policies learn, from all calls
+        self._trace: list[list[RoundTrace]] | None = None
         self._runner = asyncio.Runner()
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
@@ -106,6 +109,15 @@ class Pair:
         )
         return request, config, tier
 
+    @contextmanager
+    def recording(self) -> Iterator[list[list[RoundTrace]]]:
+        """While it lasts, every request's rounds are added to the list given: a trace for `specdiff simulate`."""
+        self._trace = []
+        try:
+            yield self._trace
+        finally:
+            self._trace = None
+
     def close(self) -> None:
         """Stops the threads of both models and the event loop behind `generate` and `stream`."""
         self._runner.run(self._close_roles())
@@ -126,6 +138,11 @@ class Pair:
 
     def _decode(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> AsyncGenerator[TokenChunk, None]:
         detokenizer = self.tokenizer.detokenizer(request.prompt_token_ids)
+        recorder = None
+        if self._trace is not None:
+            rounds: list[RoundTrace] = []
+            self._trace.append(rounds)
+            recorder = rounds.append
         return decode(
             request,
             config,
@@ -134,6 +151,7 @@ class Pair:
             tier=tier,
             detokenizer=detokenizer,
             knowledge=self._knowledge.for_session(),
+            recorder=recorder,
         )
 
     def _run(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> Generator[TokenChunk, None, None]:

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
+from specdiff_dist.cli_options import (
+    DrafterName,
+    Dtype,
+    Json,
+    Model,
+    Threads,
+    Tier,
+    loaded_pair,
+    read_prompts,
+    say,
+    stderr,
+)
+from specdiff_dist.cli_simulate import bench_model, simulate
 from specdiff_dist.config import DEFAULT_TIER
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
 
@@ -37,17 +49,8 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Measure the system on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-
-stderr = Console(stderr=True, highlight=False)
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per answer, the last line of stdout.")]
-Model = Annotated[str, typer.Option(help="A known name (see `specdiff models`), a local folder or a hub id.")]
-DrafterName = Annotated[
-    str, typer.Option("--drafter", help="diffusion, prompt-lookup, none, or a folder with drafter weights.")
-]
-Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16, for both models.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.", show_default="PyTorch's choice")]
-Tier = Annotated[str | None, typer.Option(help="exact, high, balanced, fast or turbo.", show_default="exact")]
+app.command()(simulate)
+bench_app.command("model")(bench_model)
 
 
 @app.command()
@@ -81,10 +84,13 @@ def generate(
     drafter: DrafterName = "diffusion",
     dtype: Dtype = "auto",
     threads: Threads = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Record the rounds here for `specdiff simulate`: no text, no tokens.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Answer a prompt in this process, streaming the text."""
-    prompts = list(_prompts(prompt, prompt_file, limit))
+    prompts = list(read_prompts(prompt, prompt_file, limit))
     options = _given(
         tier=tier,
         quality=_quality(quality, num_denoising_steps, speculative_length, leniency),
@@ -96,7 +102,7 @@ def generate(
         stop=stop,
         raw=raw or None,
     )
-    with _loaded_pair(model, drafter, dtype, threads) as pair:
+    with loaded_pair(model, drafter, dtype, threads) as pair, _recorded(pair, trace, dtype, prompts, options):
         if as_json:
             for item in track(prompts, "generating", console=stderr, disable=len(prompts) == 1, transient=True):
                 print(json.dumps(_report(pair.generate(item, **options))), flush=True)
@@ -116,7 +122,7 @@ def models(
     found = []
     for name in names or [EMBEDDED_MODEL]:
         with stderr.status(f"preparing {escape(name)}"):
-            found.append(resolve(name, progress=_say))
+            found.append(resolve(name, progress=say))
     if as_json:
         print(json.dumps({"models": [_model_report(folder) for folder in found]}))
         return
@@ -204,32 +210,6 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _prompts(prompt: str | None, prompt_file: Path | None, limit: int | None) -> Iterator[Prompt]:
-    """The prompts of the command line, of stdin or of a JSON-lines file."""
-    if (prompt is None) == (prompt_file is None):
-        raise InvalidRequest('give either a prompt (or - for stdin) or --prompt-file: specdiff generate "Hello"')
-    if prompt_file is None:
-        yield sys.stdin.read() if prompt == "-" else str(prompt)
-        return
-    try:
-        lines = prompt_file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {prompt_file}: {error.strerror}; check the path") from error
-    for number, line in list(enumerate(filter(str.strip, lines), 1))[:limit]:
-        yield _prompt_of(line, f"{prompt_file}, object {number}")
-
-
-def _prompt_of(line: str, where: str) -> Prompt:
-    try:
-        item = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"{where} is not JSON ({error.msg}); put one object on each line") from error
-    for key in ("messages", "prompt", "question"):
-        if isinstance(item, dict) and isinstance(item.get(key), list if key == "messages" else str):
-            return item[key]
-    raise InvalidRequest(f'{where} has no "prompt" or "question" text and no "messages" list')
-
-
 def _quality(
     text: str | None, num_denoising_steps: int | None, speculative_length: int | None, leniency: float | None
 ) -> dict[str, Any] | None:
@@ -256,19 +236,28 @@ def _given(**options: Any) -> Any:
 
 
 @contextmanager
-def _loaded_pair(model: str, drafter: str, dtype: str, threads: int | None) -> Iterator[Pair]:
-    from specdiff_dist.api import load_pair
+def _recorded(
+    pair: Pair, path: Path | None, dtype: str, prompts: Sequence[Prompt], options: GenerateOptions
+) -> Iterator[None]:
+    """Writes a trace of everything generated inside, also of what there is when it breaks off."""
+    if path is None:
+        yield
+        return
+    from specdiff_dist.receipts import config_report
+    from specdiff_dist.simulate.trace import TraceWriter
 
-    with stderr.status(f"loading {escape(model)}"):
-        pair = load_pair(
-            model, drafter=None if drafter == "none" else drafter, dtype=dtype, num_threads=threads, progress=_say
-        )
-    with pair:
-        yield pair
-
-
-def _say(message: str) -> None:
-    stderr.print(f"[dim]{escape(message)}[/]", soft_wrap=True)
+    request, config, _ = pair.prepare(prompts[0], **options)
+    drafter = None if pair.drafter is None else pair.drafter.engine.info.name
+    about: dict[str, object] = {
+        "drafter": drafter, "verifier": pair.folder.name, "dtype": dtype, "config": config_report(config),
+        "temperature": request.sampling.temperature, "top_k": request.sampling.top_k,
+    }  # fmt: skip
+    with TraceWriter(path, about) as writer, pair.recording() as requests:
+        try:
+            yield
+        finally:
+            for rounds in requests:
+                writer.write(rounds)
 
 
 def _model_report(folder: ModelFolder) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specdiff_dist.core import sampling
 from specdiff_dist.core.limits import NO_LIMITS, TVLimits, decide
 from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, find
-from specdiff_dist.core.rules import Rule, Typical
+from specdiff_dist.core.rules import Rule, needs_entropy
 from specdiff_dist.core.support import SupportRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import TargetRows
@@ -43,10 +43,18 @@ class Acceptance:
     token_ids: IntArray  # [num_accepted + 1]
     tv: FloatArray  # [num_accepted + 1]
     kl: FloatArray  # [num_accepted + 1], nats; inf possible
+    target_at_token: FloatArray  # [d] p(y) of each draft token, also behind a rejection
+    draft_at_token: FloatArray  # [d] q(y)
+    rows: SupportRows  # what was judged
     recovery: Recovery | None = None
 
     def with_recovered(self, token_id: int) -> Acceptance:
         return replace(self, token_ids=np.append(self.token_ids, np.int32(token_id)), recovery=None)
+
+    @property
+    def distance(self) -> FloatArray:
+        """[d] TV(p, q), also behind a rejection."""
+        return self.rows.total_variation
 
 
 def accept(
@@ -75,7 +83,7 @@ def accept(
             f"{num_draft} draft tokens came with {proposals.num_rows} proposals and {len(target.row_mass)} target rows"
         )
     at_token = _entries(proposals, draft_token_ids)
-    entropy = _entropy(target)[:num_draft] if isinstance(rule, Typical) else None
+    entropy = _entropy(target)[:num_draft] if needs_entropy(rule) else None
     rows = SupportRows.of(proposals, target.rows, target.row_mass, entropy)
 
     decision = decide(rule, rows, limits)
@@ -89,6 +97,9 @@ def accept(
         draft_token_ids[:num_accepted],
         np.concatenate([decision.tv[:num_reached], bonus_zero]),
         np.concatenate([decision.kl[:num_reached], bonus_zero]),
+        rows.target_probs[at_token],
+        rows.draft_probs[at_token],
+        rows,
     )
     uniform = float(target_uniforms[num_accepted])
     if num_accepted == num_draft:

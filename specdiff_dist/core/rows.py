@@ -82,6 +82,14 @@ class SparseRows:
         stop = self.row_splits[num_rows]
         return SparseRows(self.row_splits[: num_rows + 1], self.token_ids[:stop], self.probs[:stop])
 
+    def without_zeros(self) -> SparseRows:
+        """The same distributions without entries of probability 0."""
+        keep = self.probs != 0
+        if keep.all():
+            return self
+        kept_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
+        return SparseRows(kept_before[self.row_splits], self.token_ids[keep], self.probs[keep])
+
     def row_index(self) -> IndexArray:
         """Row number of every entry, [nnz]."""
         return np.repeat(np.arange(self.num_rows, dtype=np.int64), self.row_lengths)

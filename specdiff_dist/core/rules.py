@@ -195,6 +195,11 @@ def needs_rows(rule: Rule) -> bool:
     return isinstance(rule, Cactus)
 
 
+def needs_entropy(rule: Rule) -> bool:
+    """Whether the rule asks for whole target rows, which wide replies do not carry."""
+    return isinstance(rule, Typical) and rule.leniency > 0.0
+
+
 def budget_lambda(rows: SupportRows, tv_budget: FloatArray) -> FloatArray:
     """The λ whose linear law lies `tv_budget` [num_rows] from the target: min(1, budget/TV(p, q)) (Theorem 1)."""
     tv = rows.total_variation

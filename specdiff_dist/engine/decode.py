@@ -5,7 +5,7 @@ It runs unchanged in the router, in-process, in tests and in benchmarks; who the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from time import perf_counter
 
 from specdiff_dist.config import DecodeConfig
@@ -13,10 +13,12 @@ from specdiff_dist.core.randomness import Purpose, uniforms
 from specdiff_dist.core.speculation import Knowledge, learn
 from specdiff_dist.engine.drafting import draft_round
 from specdiff_dist.engine.judging import judge_round
+from specdiff_dist.engine.recording import round_trace
 from specdiff_dist.engine.session import Session
 from specdiff_dist.engine.stopping import Detokenizer
 from specdiff_dist.errors import DrafterUnavailable
 from specdiff_dist.roles import Drafter, Verifier
+from specdiff_dist.simulate.trace import RoundTrace
 from specdiff_dist.types import DrafterInfo, GenerateRequest, RoundRecord, TokenChunk
 
 
@@ -29,6 +31,7 @@ async def decode(
     tier: str,
     detokenizer: Detokenizer | None = None,
     knowledge: Knowledge | None = None,
+    recorder: Callable[[RoundTrace], None] | None = None,
 ) -> AsyncGenerator[TokenChunk, None]:
     """Yields one chunk per round; the last has `finish_reason` and `receipt`. Releases both sessions however it ends.
 
@@ -37,6 +40,7 @@ async def decode(
         detokenizer: None: chunks carry token ids and no text (stop strings need one).
         knowledge: what policies have learned so far from this drafter and verifier (`Knowledge.for_session`); None:
             nothing yet.
+        recorder: told of every round (`specdiff simulate` replays such traces).
 
     Raises InvalidRequest before the first chunk; VerifierUnavailable and InvalidRows at any time. A failing drafter
     never fails the request: its rounds are decoded plainly and the receipt says `degraded`.
@@ -66,13 +70,17 @@ async def decode(
                 decide_s=wall_s - session.waited_s, wall_s=wall_s,
                 degraded=drafted.failed,
             )  # fmt: skip
+            if recorder is not None:
+                recorder(round_trace(drafted, outcome, accept_uniforms, record))
             finish_reason = session.finish_reason
             receipt = session.receipt() if finish_reason else None
             yield TokenChunk(token_ids, text, finish_reason, receipt, (record,))
     finally:
-        await verifier.release(request.request_id)
-        if drafter is not None:
-            await drafter.release(request.request_id)
+        try:
+            await verifier.release(request.request_id)
+        finally:  # also when that is cancelled: a cancelled caller may be cancelled again
+            if drafter is not None:
+                await drafter.release(request.request_id)
 
 
 async def _info(drafter: Drafter | None) -> DrafterInfo | None:

@@ -88,9 +88,10 @@ class Outcome:
 class _Replica:
     """A batch server."""
 
-    __slots__ = ("busy_s", "is_busy", "num_sessions", "queue")
+    __slots__ = ("busy_s", "index", "is_busy", "num_sessions", "queue")
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.queue: deque[int] = deque()
         self.is_busy = False
         self.busy_s = 0.0
@@ -110,8 +111,8 @@ def simulate(cluster: Cluster, load: Load, *, seed: int = 0) -> Outcome:
     rounds = list(load.rounds)
     num_draws = 0
 
-    drafters = [_Replica() for _ in range(cluster.num_drafters)]
-    verifiers = [_Replica() for _ in range(cluster.num_verifiers)]
+    drafters = [_Replica(i) for i in range(cluster.num_drafters)]
+    verifiers = [_Replica(i) for i in range(cluster.num_verifiers)]
     router_free = [0.0] * cluster.num_routers
     left = [load.tokens_per_session] * n
     current: list[tuple[int, int]] = [(0, 0)] * n
@@ -126,8 +127,6 @@ def simulate(cluster: Cluster, load: Load, *, seed: int = 0) -> Outcome:
     wire_s, router_s, max_batch = cluster.wire_s, cluster.router_s, cluster.max_batch
     loads_d = [(0, i) for i in range(len(drafters))]
     loads_v = [(0, i) for i in range(len(verifiers))]
-    heapq.heapify(loads_d)
-    heapq.heapify(loads_v)
 
     def push(time: float, kind: int, what: object) -> None:
         nonlocal order
@@ -135,14 +134,18 @@ def simulate(cluster: Cluster, load: Load, *, seed: int = 0) -> Outcome:
         heapq.heappush(events, (time, order, kind, what))
 
     def least_loaded(heap: list[tuple[int, int]], replicas: list[_Replica]) -> _Replica:
-        while True:  # entries go stale when sessions leave: mend them as they come up
+        while True:  # every change of a count adds an entry; those that are out of date are dropped as they come up
             count, index = heap[0]
-            actual = replicas[index].num_sessions
-            if count == actual:
-                heapq.heapreplace(heap, (actual + 1, index))
-                replicas[index].num_sessions += 1
-                return replicas[index]
-            heapq.heapreplace(heap, (actual, index))
+            replica = replicas[index]
+            if count == replica.num_sessions:
+                heapq.heapreplace(heap, (count + 1, index))
+                replica.num_sessions += 1
+                return replica
+            heapq.heappop(heap)
+
+    def leave(heap: list[tuple[int, int]], replica: _Replica) -> None:
+        replica.num_sessions -= 1
+        heapq.heappush(heap, (replica.num_sessions, replica.index))
 
     def route(session: int, time: float) -> None:
         """The router's share of a round, then the drafter."""
@@ -216,8 +219,9 @@ def simulate(cluster: Cluster, load: Load, *, seed: int = 0) -> Outcome:
                     begin(session, now + wire_s)
                     continue
                 ended[session] = now + wire_s
-                for home in homes[session]:  # type: ignore[union-attr]
-                    home.num_sessions -= 1
+                drafter, verifier = homes[session]  # type: ignore[misc]
+                leave(loads_d, drafter)
+                leave(loads_v, verifier)
                 if waiting and admit(waiting[0], now):
                     waiting.popleft()
             serve(replica, cluster.verify, _VERIFIED, now)

@@ -9,22 +9,9 @@ import numpy as np
 
 from specdiff_dist.core.libraspec import expected_tokens
 from specdiff_dist.core.speculation import Knowledge, Policy, learn, plan
-from specdiff_dist.core.throughput import LineFit
 from specdiff_dist.errors import InvalidConfig
+from specdiff_dist.simulate.costs import Costs
 from specdiff_dist.simulate.trace import RoundTrace
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds: one draft call by tokens drafted, one verify call by tokens submitted (both wall clock)."""
-
-    draft: LineFit
-    verify: LineFit
-
-    def round_s(self, num_drafted: int, num_calls: int, length: int) -> float:
-        """A round with `num_calls` draft calls of together `num_drafted` tokens."""
-        drafting = num_calls * self.draft.intercept + self.draft.slope * num_drafted
-        return (drafting if num_calls else 0.0) + self.verify(length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""Pictures of measurements, as PNG files. matplotlib is only loaded when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdiff_dist.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from specdiff_dist.bench.model import ModelBench
+
+
+def draw_trajectories(path: Path, lengths: Mapping[str, Sequence[int]], oracle: Sequence[int], title: str) -> None:
+    """Speculative length over the rounds of one request, a panel per policy against the oracle (LibraSpec, Figure 5)."""
+    figure = _figure(9.0, 1.6 * len(lengths) + 0.8)
+    rounds = range(1, len(oracle) + 1)
+    panels = figure.subplots(len(lengths), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, chosen) in zip(panels, lengths.items(), strict=True):
+        deviation = sum(abs(a - b) for a, b in zip(chosen, oracle, strict=True)) / len(oracle)
+        axes.step(rounds, oracle, where="mid", color="0.6", linewidth=3, label="oracle")
+        axes.step(rounds, chosen, where="mid", color="C0", linewidth=1.4, label=name)
+        axes.set_title(f"{name}: mean |deviation| {deviation:.2f}", fontsize=9, loc="left")
+        axes.set_ylabel("length")
+    panels[0].legend(["oracle", "policy"], fontsize=8, loc="upper right", ncols=2)
+    panels[-1].set_xlabel("round")
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def draw_throughput(path: Path, bench: ModelBench) -> None:
+    """Four panels: acceptance, tokens per round, throughput, predicted against measured (Two Tradeoffs, Figure 3)."""
+    figure = _figure(9.0, 7.0)
+    (acceptance, tokens), (throughput, scatter) = figure.subplots(2, 2)
+    for index, steps in enumerate(sorted({cell.num_steps for cell in bench.cells})):
+        cells = sorted((cell for cell in bench.cells if cell.num_steps == steps), key=lambda cell: cell.leniency)
+        x, color = [cell.leniency for cell in cells], f"C{index}"
+        for axes, measured, predicted in (
+            (acceptance, [cell.acceptance for cell in cells], [cell.predicted_acceptance for cell in cells]),
+            (tokens, [cell.tokens_per_round for cell in cells], [cell.predicted_tokens_per_round for cell in cells]),
+            (throughput, [cell.tokens_per_s for cell in cells], [cell.predicted_tokens_per_s for cell in cells]),
+        ):
+            axes.plot(x, measured, "o", color=color, label=f"K = {steps}")
+            axes.plot(x, predicted, "-", color=color, linewidth=1)
+        scatter.plot(
+            [cell.tokens_per_s for cell in cells], [cell.predicted_tokens_per_s for cell in cells], "o", color=color
+        )
+    for axes, what in (
+        (acceptance, "mean acceptance"), (tokens, "tokens per round"), (throughput, "tokens per second"),
+    ):  # fmt: skip
+        axes.set_xlabel("leniency λ")
+        axes.set_ylabel(what)
+    acceptance.legend(fontsize=8, title="dots measured, lines predicted", title_fontsize=8)
+    low, high = scatter.get_xlim()
+    scatter.plot([low, high], [low, high], "--", color="0.6")
+    scatter.set_xlabel("measured tokens per second")
+    scatter.set_ylabel("predicted")
+    scatter.set_title(f"median relative error {bench.median_relative_error:.1%}", fontsize=9)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise InvalidConfig(f"cannot write the picture {path}: {error.strerror}") from error
