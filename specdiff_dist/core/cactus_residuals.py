@@ -37,8 +37,9 @@ def cactus_residuals(
     def received(weights: FloatArray) -> FloatArray:
         """Sum of the weights of the y whose residual has the token, for those receiving, in order."""
         length = len(receiving) + 1
-        return np.cumsum(np.bincount(first, weights, length) - np.bincount(stop, weights, length))[:-1]
+        steps = np.bincount(first, weights, length) - np.bincount(stop, weights, length)
+        return np.cumsum(steps, dtype=np.float64)[:-1]
 
     on_support = np.zeros(len(rows.target_probs))
     on_support[receiving[order]] = np.maximum(p * received(share * scale) - q * received(share), 0.0)
-    return on_support, np.bincount(row, share * scale, rows.num_rows)
+    return on_support, np.bincount(row, share * scale, rows.num_rows).astype(np.float64)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdiff_dist.core.rows import FloatArray
-from specdiff_dist.core.rules import Lossless, Rule, budget_lambda, linear_accept, linear_law
+from specdiff_dist.core.rules import Rule, budget_lambda, linear_accept, linear_law
 from specdiff_dist.core.support import OutputLaw, SupportRows
 from specdiff_dist.errors import InvalidConfig
 
@@ -51,7 +51,7 @@ def decide(rule: Rule, rows: SupportRows, limits: TVLimits = NO_LIMITS) -> Decis
     """
     accept_probs = rule.accept_probs(rows)
     nothing = np.zeros(rows.num_rows)
-    if isinstance(rule, Lossless):
+    if rule.leniency == 0.0:  # exact for every rule: no rounding in the receipt
         return Decision(accept_probs, nothing, nothing, np.zeros(rows.num_rows, bool))
     law = rule.output_law(rows, accept_probs)
     tv, kl = law.divergence(rows)
