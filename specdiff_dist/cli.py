@@ -167,6 +167,24 @@ def bench_round(
         print(f"{name:>16} {value:10.3f}")
 
 
+@bench_app.command("core")
+def bench_core(
+    num_runs: Annotated[int, typer.Option(min=1, help="Runs per number; a tenth of them on whole rows.")] = 200,
+    as_json: Json = False,
+) -> None:
+    """What one round's decision costs on one thread: sparse and whole rows, every rule, against plain PyTorch."""
+    from specdiff_dist.bench.core import measure_core
+
+    with stderr.status("measuring"):
+        report = asdict(measure_core(num_runs=num_runs))
+    if as_json:
+        print(json.dumps(report))
+        return
+    for name, value in report.items():
+        for part, number in value.items() if isinstance(value, dict) else [("", value)]:
+            print(f"{name:>21} {part:>14} {number:12.6g}")
+
+
 def _rounds(through: str, workload: Workload, settings: PairSettings) -> Iterator[tuple[RoundRecord, ...]]:
     if through == "local":
         from specdiff_dist.bench import rounds_in_process

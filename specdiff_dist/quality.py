@@ -231,7 +231,7 @@ def _check_drafter_can(config: DecodeConfig, drafter: DrafterInfo) -> None:
     if length > drafter.max_draft_tokens:
         raise InvalidRequest(
             f"drafter {drafter.name!r} drafts at most {drafter.max_draft_tokens} tokens, not {length}",
-            param="quality.speculation.length",
+            param=f"quality.speculation.{'length' if hasattr(config.policy, 'length') else 'max_length'}",
         )
     if config.effort.reveal_order not in drafter.reveal_orders:
         raise InvalidRequest(

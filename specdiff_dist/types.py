@@ -158,7 +158,11 @@ class DraftBlock:
     def statistics(self) -> DraftStatistics:
         """What a speculation policy may look at."""
         squares = self.proposals.row_sums(self.proposals.normalised() ** 2)
-        return DraftStatistics(self.confidences.astype(np.float64), self.max_probs.astype(np.float64), squares)
+        confidences, max_probs = (
+            np.clip(values.astype(np.float64), 0.0, 1.0)  # float32 rounding may lift them above 1
+            for values in (self.confidences, self.max_probs)
+        )
+        return DraftStatistics(confidences, max_probs, squares)
 
     def followed_by(self, more: DraftBlock) -> DraftBlock:
         """This block and the tokens drafted after it, with the costs of both calls added."""

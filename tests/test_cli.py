@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specdiff_dist import api, cli
+from specdiff_dist.bench import core
 from specdiff_dist.errors import ModelUnavailable
 from tests.byte_model import TABLE, make_pair, write_folder
 from tests.doubles import plain_greedy
@@ -203,6 +204,17 @@ def test_bench_round_reports_the_contracts_keys(specdiff, loads):
 def test_bench_round_through_something_else_is_an_error(specdiff):
     done = specdiff("bench", "round", "--through", "pigeon")
     assert (done.code, done.err) == (2, "error: --through must be serve or local, not 'pigeon'\n")
+
+
+def test_bench_core_reports_the_contracts_keys(specdiff, monkeypatch):
+    measure = core.measure_core
+    monkeypatch.setattr(core, "measure_core", lambda **given: measure(vocab_size=2000, block=8, support=16, **given))
+
+    cost = specdiff("bench", "core", "--num-runs", "2", "--json").last
+    assert cost["sparse_ms"] == cost["sparse_ms_by_rule"]["linear"] > 0
+    assert cost["ratio_vs_dense_torch"] == pytest.approx(cost["dense_torch_ms"]["one_row"] / cost["sparse_ms"])
+    assert cost["dense_ms"] > 0 and 1 <= cost["newton_iterations"] <= 8 and 0 < cost["newton_error"] <= 1e-10
+    assert "cactus_taylor" in specdiff("bench", "core", "--num-runs", "1").out
 
 
 def test_models_says_where_a_model_is(specdiff, monkeypatch, tmp_path):

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from specdiff_dist.core import sampling
 from specdiff_dist.core.limits import NO_LIMITS, TVLimits, decide
-from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, token_keys
-from specdiff_dist.core.rules import Rule, Typical
+from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, find
+from specdiff_dist.core.rules import Rule, needs_entropy
 from specdiff_dist.core.support import SupportRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import TargetRows
@@ -82,13 +82,11 @@ def accept(
         raise InvalidRows(
             f"{num_draft} draft tokens came with {proposals.num_rows} proposals and {len(target.row_mass)} target rows"
         )
-    draft_probs = proposals.normalised()
-    target_probs = target.rows.probs.astype(np.float64) / target.row_mass[target.rows.row_index()]
-    entropy = _entropy(target, target_probs)[:num_draft] if isinstance(rule, Typical) else np.zeros(num_draft)
-    rows = SupportRows.of(proposals, draft_probs, target.rows, target_probs, entropy)
+    at_token = _entries(proposals, draft_token_ids)
+    entropy = _entropy(target)[:num_draft] if needs_entropy(rule) else None
+    rows = SupportRows.of(proposals, target.rows, target.row_mass, entropy)
 
     decision = decide(rule, rows, limits)
-    at_token = _entries(proposals, draft_token_ids)
     num_accepted = sampling.count_accepted(decision.accept_probs[at_token], accept_uniforms)
 
     # Receipt: the law at every reached draft position is the rule's whether its token was accepted or recovered.
@@ -105,12 +103,15 @@ def accept(
     )
     uniform = float(target_uniforms[num_accepted])
     if num_accepted == num_draft:
-        return outcome.with_recovered(_bonus(target, target_probs, num_draft, uniform))
+        return outcome.with_recovered(_bonus(target, num_draft, uniform))
     rejected_prob = float(rows.target_probs[at_token[num_accepted]])
     scale = 1.0 if decision.is_limited[num_accepted] else rule.residual_scale(rejected_prob)
     if not target.is_wide:
-        token = _recovered(proposals, draft_probs, target, target_probs, num_accepted, scale, uniform)
-        return outcome.with_recovered(token)
+        draft_ids, _ = proposals.row(num_accepted)
+        draft_row = rows.draft_probs[proposals.row_splits[num_accepted] :][: len(draft_ids)]
+        target_ids, target_row = _target_row(target, num_accepted)
+        weights = residual(target_ids, target_row, draft_ids, draft_row, scale)
+        return outcome.with_recovered(int(target_ids[sampling.draw_index(weights, uniform)]))
     if scale == 1.0 and target.recovered_token_ids is not None:
         return outcome.with_recovered(int(target.recovered_token_ids[num_accepted]))
     return replace(outcome, recovery=Recovery(num_accepted, scale, uniform))
@@ -123,51 +124,40 @@ def residual(
 
     It lives on supp(p) alone, because q > 0 = p gives 0. Ids ascend in both rows.
     """
-    at = np.minimum(np.searchsorted(draft_ids, target_ids), len(draft_ids) - 1)
-    draft_on_target = np.where(draft_ids[at] == target_ids, draft_probs[at], 0.0)
-    positive = np.maximum(scale * target_probs - draft_on_target, 0.0)
+    at = np.minimum(np.searchsorted(target_ids, draft_ids), len(target_ids) - 1)
+    is_there = target_ids[at] == draft_ids
+    positive = scale * target_probs
+    positive[at[is_there]] -= draft_probs[is_there]
+    np.maximum(positive, 0.0, out=positive)
     return positive if positive.sum() > 0.0 else target_probs
 
 
-def _bonus(target: TargetRows, target_probs: FloatArray, position: int, uniform: float) -> int:
+def _bonus(target: TargetRows, position: int, uniform: float) -> int:
     if target.plain_token_ids is not None:
         return int(target.plain_token_ids[position])
-    ids, row = _row(target.rows, target_probs, position)
+    ids, row = _target_row(target, position)
     return int(ids[sampling.draw_index(row, uniform)])
 
 
-def _recovered(
-    proposals: SparseRows,
-    draft_probs: FloatArray,
-    target: TargetRows,
-    target_probs: FloatArray,
-    position: int,
-    scale: float,
-    uniform: float,
-) -> int:
-    ids, row = _row(target.rows, target_probs, position)
-    draft_ids, draft_row = _row(proposals, draft_probs, position)
-    return int(ids[sampling.draw_index(residual(ids, row, draft_ids, draft_row, scale), uniform)])
+def _target_row(target: TargetRows, position: int) -> tuple[IntArray, FloatArray]:
+    """Token ids and law of one row. Rows that no token is drawn from are never touched, however wide they are."""
+    ids, probs = target.rows.row(position)
+    return ids, probs / target.row_mass[position]
 
 
 def _entries(proposals: SparseRows, draft_token_ids: IntArray) -> NDArray[np.int64]:
     """Where each draft token stands among its proposal's entries, [d]. Raises InvalidRows if one does not."""
-    keys, wanted = proposals.keys(), token_keys(draft_token_ids)
-    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-    if len(wanted) and (np.any(keys[at] != wanted) or np.any(proposals.probs[at] <= 0.0)):
+    at, is_there = find(proposals, np.arange(len(draft_token_ids), dtype=np.int64), draft_token_ids)
+    if not np.all(is_there) or np.any(proposals.probs[at] <= 0.0):
         raise InvalidRows("a draft token has probability 0 in its own proposal")
     return at
 
 
-def _entropy(target: TargetRows, target_probs: FloatArray) -> FloatArray:
+def _entropy(target: TargetRows) -> FloatArray:
     """Entropy of each whole target row, nats [d + 1]."""
     if target.is_wide:
         raise InvalidRequest("the typical rule needs whole target rows; set top_k to at most 256", param="top_k")
+    target_probs = target.rows.probs / target.row_mass[target.rows.row_index()]
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(target_probs > 0.0, target_probs * np.log(target_probs), 0.0)
     return -target.rows.row_sums(terms)
-
-
-def _row(rows: SparseRows, probs: FloatArray, index: int) -> tuple[IntArray, FloatArray]:
-    start, stop = rows.row_splits[index], rows.row_splits[index + 1]
-    return rows.token_ids[start:stop], probs[start:stop]

@@ -31,7 +31,7 @@ class OnlineLine:
 
     @property
     def is_known(self) -> bool:
-        return self.weight > 0.0
+        return self.mean_y > 0.0  # roles that tell no times leave the cost unknown
 
     @property
     def slope(self) -> float:

@@ -53,7 +53,7 @@ def decide(rule: Rule, rows: SupportRows, limits: TVLimits = NO_LIMITS) -> Decis
     nothing = np.zeros(rows.num_rows)
     if isinstance(rule, Lossless):
         return Decision(accept_probs, nothing, nothing, np.zeros(rows.num_rows, bool))
-    law = rule.output_law(rows)
+    law = rule.output_law(rows, accept_probs)
     tv, kl = law.divergence(rows)
     if limits == NO_LIMITS:
         return Decision(accept_probs, tv, kl, np.zeros(rows.num_rows, bool))

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdiff_dist.core.cactus import exact_gamma, taylor_gamma
+from specdiff_dist.core.cactus_residuals import cactus_residuals
 from specdiff_dist.core.rows import FloatArray
 from specdiff_dist.core.support import OutputLaw, SupportRows
 from specdiff_dist.errors import InvalidConfig
@@ -44,7 +45,7 @@ class Lossless:
     def accept_probs(self, rows: SupportRows) -> FloatArray:
         return np.minimum(rows.target_probs / rows.draft_probs, 1.0)
 
-    def output_law(self, rows: SupportRows) -> OutputLaw:
+    def output_law(self, rows: SupportRows, accept_probs: FloatArray) -> OutputLaw:
         return OutputLaw(rows.target_probs, np.ones(rows.num_rows))
 
     def residual_scale(self, target_prob: float) -> float:
@@ -64,7 +65,7 @@ class Linear:
     def accept_probs(self, rows: SupportRows) -> FloatArray:
         return linear_accept(rows, np.full(rows.num_rows, self.leniency))
 
-    def output_law(self, rows: SupportRows) -> OutputLaw:
+    def output_law(self, rows: SupportRows, accept_probs: FloatArray) -> OutputLaw:
         return linear_law(rows, np.full(rows.num_rows, self.leniency))
 
     def residual_scale(self, target_prob: float) -> float:
@@ -86,7 +87,7 @@ class TVBudget:
     def accept_probs(self, rows: SupportRows) -> FloatArray:
         return linear_accept(rows, self._lambdas(rows))
 
-    def output_law(self, rows: SupportRows) -> OutputLaw:
+    def output_law(self, rows: SupportRows, accept_probs: FloatArray) -> OutputLaw:
         return linear_law(rows, self._lambdas(rows))
 
     def residual_scale(self, target_prob: float) -> float:
@@ -116,35 +117,24 @@ class Cactus:
         return exact_gamma(target_probs, self.leniency)[0]
 
     def accept_probs(self, rows: SupportRows) -> FloatArray:
-        return np.minimum(self._gamma(rows.target_probs) / rows.draft_probs, 1.0)
+        accept_probs = np.ones(len(rows.draft_probs))
+        undecided = np.flatnonzero(rows.target_probs < rows.draft_probs)  # elsewhere γ ≥ p ≥ q
+        gamma = self._gamma(rows.target_probs[undecided])
+        accept_probs[undecided] = np.minimum(gamma / rows.draft_probs[undecided], 1.0)
+        return accept_probs
 
     def residual_scale(self, target_prob: float) -> float:
         gamma = float(self._gamma(np.array([target_prob]))[0])
         return (1.0 - gamma) / (1.0 - target_prob) if target_prob < 1.0 else 0.0
 
-    def output_law(self, rows: SupportRows) -> OutputLaw:
+    def output_law(self, rows: SupportRows, accept_probs: FloatArray) -> OutputLaw:
         """law(v) = q(v)a(v) + Σ_y q(y)(1-a(y)) [s_y p(v) - q(v)]+ / Z_y. A rejected y has s_y p(y) ≤ γ_y < q(y), so it is
-        never among its own residual's tokens and needs no exception."""
-        p, q = rows.target_probs, rows.draft_probs
-        gamma = self._gamma(p)
-        accepted = q * np.minimum(gamma / q, 1.0)
-        rejected = q - accepted
-        scale = np.where(p < 1.0, (1.0 - gamma) / np.where(p < 1.0, 1.0 - p, 1.0), 0.0)
-        law, outside = accepted.copy(), np.zeros(rows.num_rows)
-        bounds = np.searchsorted(rows.row_index, np.arange(rows.num_rows + 1))
-        for row in range(rows.num_rows):
-            span = slice(bounds[row], bounds[row + 1])
-            at = np.flatnonzero(rejected[span] > 0.0)
-            if not len(at):
-                continue
-            s = scale[span][at]
-            left = np.maximum(s[:, None] * p[span] - q[span], 0.0)  # [rejected y, v]
-            mass = left.sum(1) + s * rows.outside_mass[row]
-            share = np.where(mass > 0.0, rejected[span][at] / np.where(mass > 0.0, mass, 1.0), 0.0)
-            law[span] += share @ left
-            outside[row] = float(share @ s)
-            law[span] += p[span] * rejected[span][at][mass <= 0.0].sum()  # an empty residual falls back to p
-        return OutputLaw(law, outside)
+        never among its own residual's tokens and needs no exception; and its γ_y is q(y)a(y)."""
+        p, accepted = rows.target_probs, rows.draft_probs * accept_probs
+        y = np.flatnonzero(accept_probs < 1.0)
+        scale = (1.0 - accepted[y]) / (1.0 - p[y])  # p < γ < 1
+        on_support, outside = cactus_residuals(rows, y, scale, rows.draft_probs[y] - accepted[y])
+        return OutputLaw(accepted + on_support, outside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +151,8 @@ class Lenience:
     def accept_probs(self, rows: SupportRows) -> FloatArray:
         return np.minimum(rows.target_probs / ((1.0 - self.leniency) * rows.draft_probs), 1.0)
 
-    def output_law(self, rows: SupportRows) -> OutputLaw:
-        return _residual_law(rows, self.accept_probs(rows))
+    def output_law(self, rows: SupportRows, accept_probs: FloatArray) -> OutputLaw:
+        return _residual_law(rows, accept_probs)
 
     def residual_scale(self, target_prob: float) -> float:
         return 1.0
@@ -190,8 +180,8 @@ class Typical:
         threshold = np.minimum(self.epsilon, self.alpha * np.exp(-rows.entropy))
         return np.where(self.leniency * rows.target_probs > rows.spread(threshold), 1.0, lossless)
 
-    def output_law(self, rows: SupportRows) -> OutputLaw:
-        return _residual_law(rows, self.accept_probs(rows))
+    def output_law(self, rows: SupportRows, accept_probs: FloatArray) -> OutputLaw:
+        return _residual_law(rows, accept_probs)
 
     def residual_scale(self, target_prob: float) -> float:
         return 1.0
@@ -203,6 +193,11 @@ Rule = Lossless | Linear | TVBudget | Cactus | Lenience | Typical
 def needs_rows(rule: Rule) -> bool:
     """Whether a recovered token may depend on more than the position: wide target rows must then be held."""
     return isinstance(rule, Cactus)
+
+
+def needs_entropy(rule: Rule) -> bool:
+    """Whether the rule asks for whole target rows, which wide replies do not carry."""
+    return isinstance(rule, Typical) and rule.leniency > 0.0
 
 
 def budget_lambda(rows: SupportRows, tv_budget: FloatArray) -> FloatArray:

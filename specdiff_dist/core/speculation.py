@@ -159,7 +159,7 @@ def plan(policy: Policy, knowledge: Knowledge) -> Plan:
     if isinstance(policy, ConfidenceThreshold):
         return _threshold(policy)
     if isinstance(policy, Additive):
-        return _fixed(knowledge.additive_length or policy.start)
+        return _fixed(knowledge.additive_length or min(policy.start, policy.max_length))
     return _fixed(policy.length if isinstance(policy, Static) else 0)
 
 
@@ -168,7 +168,7 @@ def learn(
 ) -> None:
     """Tells the policy how a round went."""
     if isinstance(policy, Additive):
-        length = knowledge.additive_length or policy.start
+        length = knowledge.additive_length or min(policy.start, policy.max_length)
         grown = length + 2 if num_accepted == num_verified else length - 1
         knowledge.additive_length = min(max(grown, 1), policy.max_length)
     if isinstance(policy, MeasuredLibraSpec):
@@ -214,14 +214,14 @@ def _fail_fast(policy: FailFast) -> Plan:
 
 
 def _literal(policy: LibraSpec) -> Plan:
-    rounds = libraspec(policy.alpha, policy.block, policy.max_length)
+    rounds = libraspec(policy.alpha, min(policy.block, policy.max_length), policy.max_length)
     wanted, asked = next(rounds), 0
     while True:
         statistics = yield wanted
         asked += wanted
         confidences = statistics.of(policy.statistic)
         if len(statistics) < asked:  # the drafter has no more: nothing to extend, still something to cut
-            return min(horizon(confidences, policy.alpha), len(statistics)) if len(statistics) else 0
+            return min(horizon(confidences, policy.alpha), len(statistics), policy.max_length) if len(statistics) else 0
         try:
             wanted = rounds.send(confidences)
         except StopIteration as decided:
@@ -230,30 +230,31 @@ def _literal(policy: LibraSpec) -> Plan:
 
 def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
     costs, calibration = knowledge.costs, knowledge.calibration
+    block = min(policy.block, policy.max_length)
     if not costs.are_known:  # nothing measured yet: one block tells
-        statistics = yield policy.block
+        statistics = yield block
         return len(statistics)
 
     def cost(length: int) -> float:
-        return _num_blocks(length, policy.block) * costs.draft(policy.block) + costs.verify(length)
+        return _num_blocks(length, block) * costs.draft(block) + costs.verify(length)
 
     expected = calibration.mean(policy.max_length)
     if best_length(expected, cost) == 0 and knowledge.plain_rounds % PROBE_EVERY != PROBE_EVERY - 1:
         return 0
     drafted = floor = 0
     while True:
-        statistics = yield min(policy.block, policy.max_length - drafted)
+        statistics = yield min(block, policy.max_length - drafted)
         if len(statistics) <= drafted:  # the drafter has no more
             return drafted
         # A later block is drafted given the earlier ones, so its statistics must not decide about them (trap 2).
         floor, drafted = drafted, len(statistics)
         known = calibration.estimate(statistics.of(policy.statistic))
         acceptance = np.concatenate([known, expected[drafted:]])
-        sunk = _num_blocks(drafted, policy.block)
+        sunk = _num_blocks(drafted, block)
 
         def cost_from_here(length: int, sunk: int = sunk) -> float:
-            blocks = max(_num_blocks(length, policy.block), sunk)
-            return blocks * costs.draft(policy.block) + costs.verify(length)
+            blocks = max(_num_blocks(length, block), sunk)
+            return blocks * costs.draft(block) + costs.verify(length)
 
         length = best_length(acceptance[: policy.max_length], cost_from_here, shortest=floor)
         if length <= drafted:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specdiff_dist.core.rows import FloatArray, SparseRows, lookup
+from specdiff_dist.core.rows import FloatArray, SparseRows, find
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,15 +27,15 @@ class SupportRows:
 
     @staticmethod
     def of(
-        proposals: SparseRows,
-        draft_probs: FloatArray,
-        target: SparseRows,
-        target_probs: FloatArray,
-        entropy: FloatArray,
+        proposals: SparseRows, target: SparseRows, target_mass: FloatArray, entropy: FloatArray | None = None
     ) -> SupportRows:
-        """Looks the target up on the proposals' support. `draft_probs`, `target_probs`: normalised entries."""
-        on_support = lookup(target, target_probs, proposals.keys())
-        return SupportRows(on_support, draft_probs, proposals.row_index(), proposals.num_rows, entropy)
+        """Looks the target, its rows divided by `target_mass`, up on the proposals' support. `entropy`: see the field;
+        only the typical rule needs it."""
+        row_index = proposals.row_index()
+        at, is_there = find(target, row_index, proposals.token_ids)
+        target_probs = np.where(is_there, target.probs.take(at, mode="clip") / target_mass[row_index], 0.0)
+        entropy = np.zeros(proposals.num_rows) if entropy is None else entropy
+        return SupportRows(target_probs, proposals.normalised(), row_index, proposals.num_rows, entropy)
 
     def sum(self, values: FloatArray) -> FloatArray:
         """Sum of entries per row: [nnz] -> [num_rows]."""

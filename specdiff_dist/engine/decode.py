@@ -76,9 +76,11 @@ async def decode(
             receipt = session.receipt() if finish_reason else None
             yield TokenChunk(token_ids, text, finish_reason, receipt, (record,))
     finally:
-        await verifier.release(request.request_id)
-        if drafter is not None:
-            await drafter.release(request.request_id)
+        try:
+            await verifier.release(request.request_id)
+        finally:  # also when that is cancelled: a cancelled caller may be cancelled again
+            if drafter is not None:
+                await drafter.release(request.request_id)
 
 
 async def _info(drafter: Drafter | None) -> DrafterInfo | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specdiff_dist.core.rows import lookup, token_keys
-from specdiff_dist.core.speculation import plan
+from specdiff_dist.core.rows import lookup
+from specdiff_dist.core.speculation import Off, plan
 from specdiff_dist.engine.session import MAX_RESENDS, Session
-from specdiff_dist.errors import DrafterUnavailable, InvalidRequest, InvalidRows, PrefixMismatch, StaleRound
+from specdiff_dist.errors import DrafterUnavailable, InvalidRows, PrefixMismatch, SpecdiffError
 from specdiff_dist.roles import Drafter
 from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo
 
@@ -30,8 +30,11 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
     room = session.num_tokens_left - 1  # one token of the round is the verifier's own
     if info is not None:
         room = min(room, info.max_draft_tokens, info.max_model_len - session.num_committed)
-    if drafter is None or room <= 0:
+    if drafter is None or room <= 0 or isinstance(session.config.policy, Off):
         return Drafted(DraftBlock.empty(), 0, False)
+    if info is None:  # what it drafts could not be trusted: the exact tier's promise depends on what a drafter is
+        session.degraded = True
+        return Drafted(DraftBlock.empty(), 0, True)
     block, failed, num_calls = DraftBlock.empty(), False, 0
     steps = plan(session.config.policy, session.knowledge)
     try:
@@ -43,7 +46,7 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
                     more = await _draft(session, drafter, block, wanted)
                     block = block.followed_by(more) if block.num_tokens else more
                     num_calls += 1
-                except (DrafterUnavailable, InvalidRequest, InvalidRows, StaleRound):  # a drafter never fails a request
+                except SpecdiffError:  # a drafter never fails a request, whatever it complains of
                     session.degraded = failed = True
             wanted = steps.send(block.statistics)
     except StopIteration as decided:
@@ -61,9 +64,9 @@ async def _draft(session: Session, drafter: Drafter, block: DraftBlock, wanted: 
             with session.waiting():
                 more = await drafter.draft(call)
         except PrefixMismatch as less:
-            session.drafter_cached = min(less.cached_len, max(call.prefix.prefix_len - 1, 0))
+            session.drafter_cached = max(min(less.cached_len, call.prefix.prefix_len - 1), 0)
             continue
-        session.drafter_cached = min(more.cached_len, session.num_committed)
+        session.drafter_cached = max(min(more.cached_len, session.num_committed), 0)
         return _checked(more, session.vocab_size).head(min(more.num_tokens, wanted))
     raise DrafterUnavailable("the drafter keeps losing the session's cache")
 
@@ -73,6 +76,8 @@ def _checked(block: DraftBlock, vocab_size: int) -> DraftBlock:
     block.proposals.check(vocab_size=vocab_size, what="proposal")
     if not block.num_tokens == block.proposals.num_rows == len(block.confidences) == len(block.max_probs):
         raise InvalidRows(f"{block.num_tokens} draft tokens came with {block.proposals.num_rows} proposals")
-    if np.any(lookup(block.proposals, block.proposals.normalised(), token_keys(block.token_ids)) <= 0.0):
+    if np.any(lookup(block.proposals, block.proposals.normalised(), block.token_ids) <= 0.0):
         raise InvalidRows("a draft token has probability 0 in its own proposal")
-    return block
+    if not (np.all(np.isfinite(block.confidences)) and np.all(np.isfinite(block.max_probs))):
+        raise InvalidRows("a draft token's confidence is NaN or infinite")  # it would poison what policies learn
+    return replace(block, proposals=block.proposals.without_zeros())  # rules divide by the proposal

@@ -45,6 +45,6 @@ async def judge_round(
                 return outcome.with_recovered(resolved.token_id), target.cost + resolved.cost
             return outcome, target.cost
         except PrefixMismatch as less:
-            session.verifier_cached = min(less.cached_len, max(prefix.prefix_len - 1, 0))
+            session.verifier_cached = max(min(less.cached_len, prefix.prefix_len - 1), 0)
             session.verifier_rebuilds += session.round_index > 0
     raise VerifierUnavailable("the verifier keeps losing the session's cache; is its session capacity too small?")

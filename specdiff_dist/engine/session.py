@@ -13,10 +13,12 @@ from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.acceptance import Acceptance
 from specdiff_dist.core.exactness import is_exact
 from specdiff_dist.core.limits import TVLimits
+from specdiff_dist.core.rules import needs_entropy
 from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.types import (
+    MAX_NARROW_SUPPORT,
     DrafterInfo,
     GenerateRequest,
     PrefixStatement,
@@ -51,6 +53,11 @@ class Session:
             )
         if max(request.prompt_token_ids) >= verifier.vocab_size or min(request.prompt_token_ids) < 0:
             raise InvalidRequest(f"prompt token ids must be in [0, {verifier.vocab_size})", param="prompt")
+        is_small = verifier.vocab_size <= MAX_NARROW_SUPPORT
+        if needs_entropy(config.rule) and request.sampling.may_be_wide and not is_small:
+            raise InvalidRequest(  # now: whether a row is wide shows only when it is there, in the middle of the answer
+                f"the typical rule needs whole target rows; set top_k to 1 … {MAX_NARROW_SUPPORT}", param="top_k"
+            )
         self.request, self.config, self.tier = request, config, tier
         self.monitor = StopMonitor(request, verifier.eos_token_ids, detokenizer)
         self._tokens = np.zeros(num_prompt + request.max_tokens, np.int32)  # committed, prompt first

@@ -63,7 +63,10 @@ class EngineThread:
 
         def timed() -> ReplyT:
             started = perf_counter()
-            reply = function(argument)
+            try:
+                reply = function(argument)
+            except StopIteration as error:  # no future takes one: the caller would wait for ever
+                raise RuntimeError("the engine raised StopIteration") from error
             cost = dataclasses.replace(
                 reply.cost,
                 forward_s=reply.cost.forward_s or perf_counter() - started,

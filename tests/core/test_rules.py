@@ -96,7 +96,7 @@ def test_other_worked_numbers(rule: Rule, want_law: list[float], want_accepted: 
 def test_the_cactus_bound_is_not_a_bound_on_the_law() -> None:
     """KL(p̃_y ‖ p) ≤ δ = .25 for every y, but the law sampled is at KL .393."""
     rows = support_of(P, Q)
-    kl = Cactus(0.25).output_law(rows).divergence(rows)[1][0]
+    kl = decide(Cactus(0.25), rows).kl[0]
     assert kl == pytest.approx(0.393, abs=5e-4) and kl > 0.25
     gamma = Cactus(0.25)._gamma(P)
     conditional = gamma * np.log(gamma / P) + (1 - gamma) * np.log((1 - gamma) / (1 - P))
@@ -242,3 +242,22 @@ def test_count_accepted_uses_strict_less() -> None:
     assert sampling.count_accepted(np.array([1.0, 2.0]), np.array([np.nextafter(1.0, 0.0)] * 2)) == 2
     assert sampling.count_accepted(np.array([0.5, 0.5, 0.5]), np.array([0.4, 0.5, 0.1])) == 1
     assert sampling.count_accepted(np.zeros(0), np.zeros(0)) == 0
+
+
+@pytest.mark.parametrize("rule", LOSSY, ids=str)
+def test_a_block_is_decided_row_by_row(rule: Rule) -> None:
+    """Rows of a block, of different widths and one of them one-hot, are decided as each would be alone."""
+    rng = np.random.default_rng(4)
+    pairs = [random_pair(rng) for _ in range(20)] + [(P, np.eye(4)[3]), (np.eye(4)[0], Q), (P, P)]
+    alone = [support_of(p, q) for p, q in pairs]
+    block = SupportRows(
+        np.concatenate([rows.target_probs for rows in alone]),
+        np.concatenate([rows.draft_probs for rows in alone]),
+        np.repeat(np.arange(len(alone)), [len(rows.draft_probs) for rows in alone]),
+        len(alone),
+        np.concatenate([rows.entropy for rows in alone]),
+    )
+    got, want = decide(rule, block), [decide(rule, rows) for rows in alone]
+    np.testing.assert_allclose(got.accept_probs, np.concatenate([d.accept_probs for d in want]), atol=1e-11)
+    np.testing.assert_allclose(got.tv, np.concatenate([d.tv for d in want]), atol=1e-11)
+    np.testing.assert_allclose(got.kl, np.concatenate([d.kl for d in want]), atol=1e-11)

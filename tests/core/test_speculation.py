@@ -149,8 +149,8 @@ def test_measured_equals_the_exhaustive_argmax(seed: int, block: int, longest: i
     confidences = rng.random(64)
     policy = MeasuredLibraSpec(block, longest)
     length, asked = drive(policy, lambda n: statistics(confidences[:n]), knowledge)
-    drafted = sum(asked)
-    assert length <= max(longest, drafted)
+    drafted, block = sum(asked), min(block, longest)
+    assert length <= drafted <= longest
     if not asked:
         return
     costs = knowledge.costs
@@ -177,6 +177,21 @@ def test_every_policy_stays_within_its_bounds(policy: Policy, seed: int) -> None
     values = np.random.default_rng(seed).random(600)
     length, asked = drive(policy, lambda n: statistics(values[:n]))
     assert 1 <= length <= max_length(policy) and length <= sum(asked)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Additive(9, 2), FailFast(0.1, 9, 2), LibraSpec(1000.0, 9, 2), LibraSpec(1000.0, 5, 12), LibraSpec(2.0, 5, 12),
+        MeasuredLibraSpec(9, 2),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("room", [1, 14, 600])
+def test_no_policy_submits_more_than_its_max_length(policy: Policy, room: int) -> None:
+    """Whatever its block or its start, and also where the drafter ends in the middle of a block."""
+    length, _ = drive(policy, lambda n: statistics(np.full(min(n, room), 0.9)), room=room)
+    assert length <= min(max_length(policy), room)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specdiff_dist.config import Effort
-from specdiff_dist.core.rows import lookup, token_keys
+from specdiff_dist.core.rows import lookup
 from specdiff_dist.drafters import EMBEDDED_DRAFTERS, load_drafter
 from specdiff_dist.drafters import block_diffusion as module
 from specdiff_dist.drafters.block_diffusion import BlockDiffusionDrafter, predict_rows
@@ -72,7 +72,7 @@ def test_proposals_are_the_models_truncated_rows():
         expected = torch.softmax(top.values[index] / 0.7, dim=-1)[torch.argsort(top.indices[index])]
         np.testing.assert_allclose(probs, expected, atol=1e-6)
     np.testing.assert_allclose(block.max_probs, torch.softmax(logits, dim=-1).amax(dim=-1), atol=1e-6)
-    drawn = lookup(block.proposals, block.proposals.normalised(), token_keys(block.token_ids))
+    drawn = lookup(block.proposals, block.proposals.normalised(), block.token_ids)
     np.testing.assert_allclose(block.confidences, drawn, rtol=1e-6)
     assert np.all(drawn > 0)
 

@@ -58,9 +58,12 @@ async def test_an_engines_own_errors_arrive_as_they_are(transport, error):
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("canary"), asyncio.CancelledError(), ModelUnavailable("weights"), MemoryError(), KeyError(b"\xff")],
+    [
+        RuntimeError("canary"), asyncio.CancelledError(), ModelUnavailable("weights"), MemoryError(), KeyError(b"\xff"),
+        StopIteration("canary"),
+    ],
     ids=repr,
-)
+)  # fmt: skip
 async def test_a_failing_engine_is_unavailable_and_serves_on(transport, error):
     failing, fine = raising(error), table_verifier()
     engine = Answering(fine, failing)
