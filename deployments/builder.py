@@ -4,6 +4,7 @@ Without `from __future__ import annotations`, on purpose: Serve reads the type o
 `key=value` arguments, and as a string it would hand over a plain dict instead.
 """
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from deployments.settings import AppSettings
 from deployments.verifier import Verifier
 from specdiff_dist.core.exactness import check_exact
 from specdiff_dist.drafters import load_drafter
-from specdiff_dist.models import resolve
+from specdiff_dist.models import EMBEDDED_MODEL, resolve
 from specdiff_dist.quality import EXACT_TIER
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.verifiers import load_verifier
@@ -25,6 +26,8 @@ from specdiff_dist.verifiers import load_verifier
 def app(args: AppSettings) -> Application:
     """Ingress → router → verifier and drafter replicas. Raises InexactConfig when the exact tier is not exact."""
     check_exact(args.tiers()[EXACT_TIER], None)  # the router checks again, with what the drafter says about itself
+    if args.model == EMBEDDED_MODEL:  # fetched and converted here once, where its progress and errors are seen
+        resolve(args.model, progress=lambda stage: print(f"specdiff: {stage}", file=sys.stderr, flush=True))
     verifier = Verifier.options(
         num_replicas=args.verifier_replicas,
         ray_actor_options=_model_resources(args.verifier_num_cpus, args.verifier_num_gpus, args.verifier_num_threads),

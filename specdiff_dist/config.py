@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from specdiff_dist.core.rules import Linear, Lossless, Rule
+from specdiff_dist.core.rules import Lenience, Linear, Lossless, Rule
 from specdiff_dist.core.speculation import ConfidenceThreshold, Off, Policy, Static
 from specdiff_dist.errors import InvalidConfig
 
@@ -64,16 +64,17 @@ class DecodeConfig:
 
 DEFAULT_TIER = "exact"
 
-# The whole dial, for the embedded pair. `specdiff calibrate` will replace these by measured points.
+# The whole dial, for the embedded pair; measured points will replace it. Lenience, because its law is nowhere more than
+# 1/(1 - leniency) times the verifier's: nothing the verifier excludes is ever said, and at temperature 0 it is exact.
 TIERS: dict[str, DecodeConfig] = {
     "exact": DecodeConfig(Lossless(), Effort(1), Static(4)),
-    "high": DecodeConfig(Linear(0.02), Effort(1), Static(4)),
-    "balanced": DecodeConfig(Linear(0.05), Effort(1), Static(4)),
-    "fast": DecodeConfig(Linear(0.10), Effort(1), ConfidenceThreshold(0.4, 6)),
-    "turbo": DecodeConfig(Linear(0.25), Effort(1), ConfidenceThreshold(0.4, 8)),
+    "high": DecodeConfig(Lenience(0.2), Effort(1), Static(4)),
+    "balanced": DecodeConfig(Lenience(0.4), Effort(1), Static(4)),
+    "fast": DecodeConfig(Lenience(0.6), Effort(1), ConfidenceThreshold(0.4, 6)),
+    "turbo": DecodeConfig(Lenience(0.8), Effort(1), ConfidenceThreshold(0.4, 8)),
 }
 
 __all__ = [
     "DEFAULT_TIER", "EARLY_REVEALS", "REVEAL_ORDERS", "TIERS", "ConfidenceThreshold", "DecodeConfig", "Effort",
-    "Linear", "Lossless", "Off", "Policy", "Rule", "Static",
+    "Lenience", "Linear", "Lossless", "Off", "Policy", "Rule", "Static",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 import specdiff_dist
 from specdiff_dist.config import TIERS
+from specdiff_dist.quality import rule_name
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -66,7 +67,7 @@ def test_every_module_is_in_the_tree_of_the_readme(top):
 def test_the_tiers_of_the_readme_are_the_tiers():
     rows = dict(re.findall(r"^\| `(\w+)`[^|]*\| ([^|]+) \|", README, re.MULTILINE))
     expected = {
-        name: f"linear, λ = {config.rule.leniency:g}" if config.rule.leniency else "lossless"
+        name: f"{rule_name(config.rule)} {config.rule.leniency:g}" if config.rule.leniency else "lossless"
         for name, config in TIERS.items()
     }
     assert rows == expected

@@ -39,8 +39,8 @@ def test_quality_names_what_was_asked_and_measured():
     assert quality_report(receipt()) == {
         "tier": "turbo",
         "config": {
-            "rule": "linear",
-            "leniency": 0.25,
+            "rule": "lenience",
+            "leniency": 0.8,
             "effort": {"num_denoising_steps": 1, "reveal_order": "left_to_right", "early_reveal": "proposal"},
             "speculation": {"policy": "confidence_threshold", "length": 8, "threshold": 0.4, "statistic": "max_prob"},
             "draft_temperature": None,

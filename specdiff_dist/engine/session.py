@@ -13,7 +13,7 @@ from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.acceptance import Acceptance
 from specdiff_dist.core.exactness import is_exact
 from specdiff_dist.core.limits import TVLimits
-from specdiff_dist.core.rules import needs_entropy
+from specdiff_dist.core.rules import Cactus, Lenience, needs_entropy
 from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
 from specdiff_dist.errors import InvalidRequest
@@ -69,7 +69,9 @@ class Session:
         self.degraded = False
         self.verifier_rebuilds = 0
         greedy = request.sampling.is_greedy
-        self._exact = is_exact(config, drafter, greedy_draft=greedy)
+        # A greedy target is one token; these rules never accept what the target excludes, so they change nothing there.
+        changes_nothing = greedy and isinstance(config.rule, Lenience | Cactus)
+        self._exact = changes_nothing or is_exact(config, drafter, greedy_draft=greedy)
         # Greedy requests are drafted greedily: a sampled draft could only be accepted less.
         temperature = config.draft_temperature if config.draft_temperature is not None and not greedy else None
         self.draft_sampling = SamplingParams(

@@ -63,7 +63,7 @@ def test_token_ids_through_http(serve_port: int, questions: list[str], expected:
     serve.run(deployments.app(AppSettings(dtype="float32", drafter=drafter)), name="greedy", route_prefix="/greedy")
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{serve_port}/greedy/v1", timeout=300) as client:
-            for steps in (1, 2, 4):
+            for steps in (1, 2, 4) if drafter == "diffusion" else (1,):  # effort means nothing to a lookup
                 answers = [ask(client, question, steps) for question in questions]
                 assert [answer["choices"][0]["token_ids"] for answer in answers] == expected
                 metrics = [answer["metrics"]["speculative_decoding"] for answer in answers]

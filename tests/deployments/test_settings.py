@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.settings import AppSettings
-from specdiff_dist.config import TIERS, Linear
+from specdiff_dist.config import TIERS, Lenience
 
 
 def test_the_defaults_fit_two_cores_with_every_deployment():
@@ -24,7 +24,7 @@ def test_command_line_values_are_strings():
         {"verifier_replicas": "2", "max_model_len": "512", "tier_overrides": '{"fast": {"leniency": 0.3}}'}
     )
     assert (settings.verifier_replicas, settings.max_model_len) == (2, 512)
-    assert settings.tiers()["fast"].rule == Linear(0.3)
+    assert settings.tiers()["fast"].rule == Lenience(0.3)
     assert settings.tiers()["turbo"] == TIERS["turbo"]
 
 

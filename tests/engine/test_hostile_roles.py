@@ -133,12 +133,17 @@ async def test_the_typical_rule_is_refused_before_the_first_token_where_rows_may
     """With top_p a row is narrow or wide as it comes: the answer broke off in the middle."""
     table = random_table(400, order=2, sharpness=2.5)
     drafter, verifier = Direct(TableDrafter(400)), Direct(TableVerifier(table, 400))
-    for rule, sampling in ((Typical(0.5), {"top_p": 0.9}), (Typical(0.5), {"top_k": 300})):
+    refused_ones: list[tuple[Typical, dict[str, Any]]] = [
+        (Typical(0.5), {"top_p": 0.9}),
+        (Typical(0.5), {"top_k": 300}),
+    ]
+    for rule, sampling in refused_ones:
         request = make_request([3], max_tokens=9, temperature=1.0, **sampling)
         with pytest.raises(InvalidRequest, match="whole target rows") as refused:
             await anext(decode(request, DecodeConfig(rule), drafter, verifier, tier="t"))
         assert refused.value.param == "top_k"
-    for rule, sampling in ((Typical(0.5), {"top_k": 256}), (Typical(0.0), {"top_p": 0.9})):
+    served: list[tuple[Typical, dict[str, Any]]] = [(Typical(0.5), {"top_k": 256}), (Typical(0.0), {"top_p": 0.9})]
+    for rule, sampling in served:
         request = make_request([3], max_tokens=9, temperature=1.0, **sampling)
         chunks = await collect(decode(request, DecodeConfig(rule), drafter, verifier, tier="t"))
         assert sum(len(chunk.token_ids) for chunk in chunks) == 9

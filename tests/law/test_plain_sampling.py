@@ -61,7 +61,8 @@ def pooled(observed: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 def p_value(first: np.ndarray, second: np.ndarray) -> float:
     """Chi-square: were both histograms drawn from one law?"""
-    return float(stats.chi2_contingency(pooled(first, second)).pvalue)
+    result: Any = stats.chi2_contingency(pooled(first, second))
+    return float(result.pvalue)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 
 from specdiff_dist.config import DecodeConfig, Effort, Linear, Lossless, Rule, Static
 from specdiff_dist.models import ModelFolder
+from specdiff_dist.types import prefix_crc
 from tests.doubles import make_request
 from tests.law.enumeration import chunks
 
@@ -58,6 +60,34 @@ def p_value(law: dict[tuple[int, ...], float], seen: Counter[tuple[int, ...]]) -
     return float(stats.chisquare(observed[cells], expected[cells]).pvalue)
 
 
+class SharedPrompt:
+    """An engine that serves every run from one session, so that the prompt is run once: it restates what a fresh session
+    states (the whole prompt is new) as what is cached already, which is all that "the request states the prefix" needs."""
+
+    def __init__(self, engine: Any, prompt: list[int]) -> None:
+        self._engine, self._prompt, self._num_calls = engine, np.array(prompt, np.int32), 0
+        self.info = engine.info
+
+    def _restated(self, call: Any) -> Any:
+        prefix, cached = call.prefix, len(self._prompt) - 1
+        self._num_calls += 1
+        if prefix.prefix_len < cached and self._num_calls > 1:
+            tokens = np.concatenate([self._prompt[: prefix.prefix_len], prefix.new_token_ids])
+            prefix = replace(
+                prefix, prefix_len=cached, prefix_crc=prefix_crc(tokens[:cached]), new_token_ids=tokens[cached:]
+            )
+        return replace(call, prefix=replace(prefix, session_id="shared", round_index=self._num_calls))
+
+    def draft(self, call: Any) -> Any:
+        return self._engine.draft(self._restated(call))
+
+    def verify(self, call: Any) -> Any:
+        return self._engine.verify(self._restated(call))
+
+    def release(self, session_id: str) -> None:
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "effort", "num_runs", "is_right"),
@@ -74,12 +104,13 @@ def test_first_three_tokens_follow_the_verifiers_law(
     from specdiff_dist.text.tokenizer import Tokenizer
     from specdiff_dist.verifiers import load_verifier
 
-    verifier = load_verifier(str(embedded_model.path), dtype="float32", num_threads=2)
-    drafter = load_drafter("diffusion", verifier=str(embedded_model.path), dtype="float32", num_threads=2)
     tokenizer = Tokenizer.load(embedded_model.path)
     prompt = tokenizer.encode(
         f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
     )
+    folder = str(embedded_model.path)
+    verifier = SharedPrompt(load_verifier(folder, dtype="float32", num_threads=2), prompt)
+    drafter = SharedPrompt(load_drafter("diffusion", verifier=folder, num_threads=2), prompt)
     config = DecodeConfig(rule=rule, effort=effort, policy=Static(2))
     seen: Counter[tuple[int, ...]] = Counter()
     num_accepted = 0
