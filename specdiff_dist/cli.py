@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -102,13 +102,15 @@ def generate(
         stop=stop,
         raw=raw or None,
     )
-    with loaded_pair(model, drafter, dtype, threads) as pair, _recorded(pair, trace, dtype, prompts, options):
+    with loaded_pair(model, drafter, dtype, threads) as pair, _recorded(pair, trace, dtype, prompts, options) as save:
         if as_json:
             for item in track(prompts, "generating", console=stderr, disable=len(prompts) == 1, transient=True):
                 print(json.dumps(_report(pair.generate(item, **options))), flush=True)
+                save()
             return
         for item in prompts:
             _show(pair, item, options)
+            save()
 
 
 @app.command()
@@ -238,10 +240,10 @@ def _given(**options: Any) -> Any:
 @contextmanager
 def _recorded(
     pair: Pair, path: Path | None, dtype: str, prompts: Sequence[Prompt], options: GenerateOptions
-) -> Iterator[None]:
-    """Writes a trace of everything generated inside, also of what there is when it breaks off."""
+) -> Iterator[Callable[[], None]]:
+    """Records everything generated inside; the function given writes what there is so far, as leaving does."""
     if path is None:
-        yield
+        yield lambda: None
         return
     from specdiff_dist.receipts import config_report
     from specdiff_dist.simulate.trace import TraceWriter
@@ -253,11 +255,16 @@ def _recorded(
         "temperature": request.sampling.temperature, "top_k": request.sampling.top_k,
     }  # fmt: skip
     with TraceWriter(path, about) as writer, pair.recording() as requests:
-        try:
-            yield
-        finally:
+
+        def save() -> None:
             for rounds in requests:
                 writer.write(rounds)
+            requests.clear()
+
+        try:
+            yield save
+        finally:
+            save()
 
 
 def _model_report(folder: ModelFolder) -> dict[str, Any]:

@@ -179,11 +179,11 @@ def _replayed(
 
 
 def _draw(picture: Path, requests: list[list[RoundTrace]], compared: Comparison) -> None:
-    """The request with the most rounds."""
+    """The drafted request with the median number of rounds."""
     from specdiff_dist.pictures import draw_trajectories
 
     drafted = [sum(one.length > 0 for one in rounds) for rounds in requests]
-    which = drafted.index(max(drafted))
+    which = sorted((count, index) for index, count in enumerate(drafted) if count)[sum(map(bool, drafted)) // 2][1]
     span = slice(sum(drafted[:which]), sum(drafted[: which + 1]))
     oracle = next(iter(compared.replays.values())).oracle_lengths[span]
     lengths = {name: one.lengths[span] for name, one in compared.replays.items()}

@@ -23,9 +23,8 @@ def draw_trajectories(path: Path, lengths: Mapping[str, Sequence[int]], oracle: 
         axes.step(rounds, chosen, where="mid", color="C0", linewidth=1.4, label=name)
         axes.set_title(f"{name}: mean |deviation| {deviation:.2f}", fontsize=9, loc="left")
         axes.set_ylabel("length")
-    panels[0].legend(["oracle", "policy"], fontsize=8, loc="upper right", ncols=2)
     panels[-1].set_xlabel("round")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(f"{title}: speculative length by round, blue the policy's, grey the oracle's", fontsize=10)
     _save(figure, path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -76,27 +77,27 @@ Rounds = dict[tuple[int, float], list[RoundTrace]]
 def measure_model(
     pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, progress: Callable[[], None] = lambda: None
 ) -> ModelBench:
-    """Runs every configuration on every prompt, in turns, so that a slow minute of the machine hits all of them alike.
+    """Runs every configuration on every prompt, side by side and round by round, so that a slow moment of the machine
+    hits all of them alike.
 
-    `progress` is called once per request, `num_requests` times. Raises as `Pair.generate`.
+    `progress` is called at the end of every request, `num_requests` times. Raises as `Pair.generate`.
     """
     grid = [(steps, leniency) for steps in settings.efforts for leniency in settings.leniencies]
+    qualities = [_quality(settings, steps, leniency) for steps, leniency in grid]
     rounds: Rounds = {cell: [] for cell in grid}
     plain: list[RoundTrace] = []
-    for number, prompt in enumerate((prompts[0], *prompts)):
-        for steps, leniency in grid:
-            recorded = _record(pair, prompt, _quality(settings, steps, leniency), settings)
-            progress()
-            if number:  # the first prompt's first pass warms up
-                rounds[steps, leniency] += recorded
-        if number:
-            plain += _record(pair, prompt, {"speculation": 0}, settings)
+    _record(pair, prompts[0], qualities[-1:], settings, progress)  # warms up
+    for prompt in prompts:
+        *recorded, without = _record(pair, prompt, [*qualities, {"speculation": 0}], settings, progress)
+        plain += without
+        for cell, some in zip(grid, recorded, strict=True):
+            rounds[cell] += some
     return evaluate(rounds, plain, settings)
 
 
 def num_requests(num_prompts: int, settings: Settings) -> int:
     """How many requests `measure_model` reports progress on."""
-    return (num_prompts + 1) * len(settings.efforts) * len(settings.leniencies)
+    return 1 + num_prompts * (len(settings.efforts) * len(settings.leniencies) + 1)
 
 
 def evaluate(rounds: Rounds, plain: Sequence[RoundTrace], settings: Settings) -> ModelBench:
@@ -146,10 +147,15 @@ def _quality(settings: Settings, steps: int, leniency: float) -> dict[str, objec
     return {"rule": "linear", "leniency": leniency, "effort": steps, "speculation": settings.block}
 
 
-def _record(pair: Pair, prompt: Prompt, quality: dict[str, object], settings: Settings) -> list[RoundTrace]:
-    """The rounds of one request, without the first, whose calls carry the prompt."""
+def _record(
+    pair: Pair,
+    prompt: Prompt,
+    qualities: Sequence[dict[str, object]],
+    settings: Settings,
+    progress: Callable[[], None],
+) -> list[list[RoundTrace]]:
+    """The rounds of one request per quality, in turns; without each one's first, whose calls carry the prompt."""
     options: GenerateOptions = {
-        "quality": {"tier": "high", "rule": "linear", **quality},
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
         "top_k": settings.top_k,
@@ -157,6 +163,15 @@ def _record(pair: Pair, prompt: Prompt, quality: dict[str, object], settings: Se
         "seed": settings.seed,
         "ignore_eos": True,
     }
-    with pair.recording() as requests:
-        pair.generate(prompt, **options)
-    return requests[0][1:]
+    with pair.recording() as requests, ExitStack() as opened:
+        streams = [
+            opened.enter_context(closing(pair.stream(prompt, quality={"tier": "high", **quality}, **options)))
+            for quality in qualities
+        ]
+        running = list(streams)
+        while running:
+            for stream in list(running):
+                if next(stream, None) is None:
+                    running.remove(stream)
+                    progress()
+    return [rounds[1:] for rounds in requests]
