@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -165,7 +165,9 @@ def _record(
     }
     with pair.recording() as requests, ExitStack() as opened:
         streams = [
-            opened.enter_context(closing(pair.stream(prompt, quality={"tier": "high", **quality}, **options)))
+            opened.enter_context(
+                closing(pair.stream(prompt, quality={"tier": "high", **quality}, **cast(Any, options)))
+            )
             for quality in qualities
         ]
         running = list(streams)

@@ -109,8 +109,8 @@ def test_first_three_tokens_follow_the_verifiers_law(
         f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
     )
     folder = str(embedded_model.path)
-    verifier = SharedPrompt(load_verifier(folder, dtype="float32", num_threads=2), prompt)
-    drafter = SharedPrompt(load_drafter("diffusion", verifier=folder, num_threads=2), prompt)
+    verifier: Any = SharedPrompt(load_verifier(folder, dtype="float32", num_threads=2), prompt)
+    drafter: Any = SharedPrompt(load_drafter("diffusion", verifier=folder, num_threads=2), prompt)
     config = DecodeConfig(rule=rule, effort=effort, policy=Static(2))
     seen: Counter[tuple[int, ...]] = Counter()
     num_accepted = 0
