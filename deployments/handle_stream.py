@@ -17,7 +17,7 @@ from typing import cast
 
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
 
-START_PATIENCE_S = 10.0  # for the first item of a call that is being closed; nobody may be there to take it
+START_PATIENCE_S = 1.5  # for the first item of a call that is being closed: it may be queued where there is no room
 
 
 class HandleStream:

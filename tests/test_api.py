@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from specdiff_dist.api import Pair, tokenize
-from specdiff_dist.config import Linear, Static
+from specdiff_dist.config import Lenience, Static
 from specdiff_dist.errors import InexactConfig, InvalidRequest
 from specdiff_dist.types import SamplingParams
 from tests.byte_model import TABLE, make_pair
@@ -70,7 +70,7 @@ def test_options_become_the_request(pair):
     )
 
     assert tier == "balanced"
-    assert config.rule == Linear(0.3)
+    assert config.rule == Lenience(0.3)
     assert config.policy == Static(7)
     assert request.sampling == SamplingParams(0.5, 9)
     assert (request.seed, request.stop) == (4, ("x",))
