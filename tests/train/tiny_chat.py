@@ -46,4 +46,6 @@ def write_prompts(file: Path, prompts: list[str]) -> Path:
 
 
 def some_prompts(count: int, length: int = 6) -> list[str]:
-    return [" ".join(WORDS[(7 * number + 11 * at + number * at) % 60] for at in range(length)) for number in range(count)]
+    return [
+        " ".join(WORDS[(7 * number + 11 * at + number * at) % 60] for at in range(length)) for number in range(count)
+    ]
