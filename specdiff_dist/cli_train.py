@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as ProgressBar
 
 from specdiff_dist.cli_options import Threads, say, stderr
+from specdiff_dist.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from specdiff_dist.train.data import DataSettings, MadeAnswers
@@ -61,15 +62,18 @@ def train_drafter(
         dtype=data_dtype,
         device=device,
     )
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
     made = _make_data(
-        output / "data", verifier, prompts or [], evaluation_prompts or [], num_answers, settings, data_minutes
+        output / "data", verifier, prompts or [], evaluation_prompts or [], num_answers, settings, data_minutes, threads
     )
+    if data_only:
+        _finish({"data": _data_report(made)}, as_json)
+        return
+    raise InvalidConfig(f"the answers are in {made.store.folder}; give --data-only, for training is not there yet")
+
+
+def _finish(report: dict[str, object], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"data": _data_report(made)}))
+        print(json.dumps(report))
 
 
 def _make_data(
@@ -80,6 +84,7 @@ def _make_data(
     num_answers: int,
     settings: DataSettings,
     minutes: float | None,
+    threads: int | None,
 ) -> MadeAnswers:
     """The first part: the verifier's answers, with a progress bar."""
     from specdiff_dist.train.data import Progress, make_answers
@@ -113,6 +118,7 @@ def _make_data(
             folder,
             settings=settings,
             deadline_s=None if minutes is None else 60.0 * minutes,
+            num_threads=threads,
             progress=Progress(say, lambda count: bar.update(task, completed=count), on_tokens),
         )
     left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(made.left_out.items()))

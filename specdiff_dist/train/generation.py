@@ -20,7 +20,8 @@ from specdiff_dist.train.batch_rows import BatchRows
 from specdiff_dist.train.jobs import Job, Written
 from specdiff_dist.train.top_rows import draw, top_logits
 
-_PREFILL_TOKENS = 4096  # at once, padding included: bounds the memory of a prefill
+_PREFILL_TOKENS = {"cpu": 1024}  # at once, padding included; as many as stay in a CPU's cache
+_PREFILL_TOKENS_ELSEWHERE = 16384
 
 
 class BatchWriter:
@@ -61,12 +62,13 @@ class BatchWriter:
                 queue.extend(then(written))
 
     def _admit(self, rows: BatchRows, queue: deque[Job], shared: IntArray) -> None:
+        most = _PREFILL_TOKENS.get(self._model.device.type, _PREFILL_TOKENS_ELSEWHERE)
         while queue and len(rows.jobs) < self._batch_size:
             group: list[Job] = []
             width = len(queue[0].token_ids)
             while queue and len(rows.jobs) + len(group) < self._batch_size:
                 width = max(width, len(queue[0].token_ids))
-                if group and width * (len(group) + 1) > _PREFILL_TOKENS:
+                if group and width * (len(group) + 1) > most:
                     break
                 group.append(queue.popleft())
             rows.add(group, [self._uniforms(job) for job in group], shared)
