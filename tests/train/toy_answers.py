@@ -1,0 +1,55 @@
+"""Answers in memory, behind the same seam as train.answers.AnswerStore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.tiny_models import VOCAB_SIZE
+
+
+@dataclass(frozen=True)
+class ToyAnswer:
+    token_ids: np.ndarray
+    prompt_length: int
+    top_ids: np.ndarray
+    top_log_probs: np.ndarray
+    source: str = "toy"
+
+
+class ToyAnswers:
+    def __init__(self, answers: list[ToyAnswer]) -> None:
+        self._answers = answers
+
+    @property
+    def num_answers(self) -> int:
+        return len(self._answers)
+
+    def answer(self, index: int) -> ToyAnswer:
+        return self._answers[index]
+
+
+@torch.inference_mode()
+def answers_of(verifier: LlamaForCausalLM, *, count: int = 40, seed: int = 0, longest: int = 30) -> ToyAnswers:
+    """Random prompts of a few tokens with greedy answers of random length, and the verifier's laws of them."""
+    rng = np.random.default_rng(seed)
+    answers = []
+    for _ in range(count):
+        prompt, length = rng.integers(0, VOCAB_SIZE, rng.integers(2, 6)), int(rng.integers(3, longest))
+        tokens = torch.from_numpy(prompt)[None]
+        for _ in range(length):
+            tokens = torch.cat([tokens, verifier(tokens).logits[:, -1:].argmax(dim=-1)], dim=1)
+        log_probs = torch.log_softmax(verifier(tokens).logits[0, len(prompt) - 1 : -1], dim=-1)
+        top = torch.topk(log_probs, 32, dim=-1)
+        answers.append(
+            ToyAnswer(
+                tokens[0].numpy().astype(np.int32),
+                len(prompt),
+                top.indices.numpy().astype(np.int32),
+                top.values.numpy().astype(np.float16),
+            )
+        )
+    return ToyAnswers(answers)
