@@ -73,7 +73,7 @@ class BlockDiffusionDrafter:
         config = BlockModelConfig.read(folder)
         embedding, output = read_embeddings(verifier_folder)
         _check_fits(config, embedding, name=name, verifier=verifier_folder.name)
-        model = BlockModel(config, _load_weights(folder), embedding, output, dtype=torch_dtype, device=where)
+        model = BlockModel(config, load_weights(folder), embedding, output, dtype=torch_dtype, device=where)
         return BlockDiffusionDrafter(
             model, name=name, vocab_size=real_vocab_size(verifier_folder), max_sessions=max_sessions
         )
@@ -204,7 +204,8 @@ def _check_fits(config: BlockModelConfig, embedding: Tensor, *, name: str, verif
             )
 
 
-def _load_weights(folder: Path) -> dict[str, Tensor]:
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a drafter folder's one safetensors file. Raises ModelUnavailable."""
     files = sorted(folder.glob("*.safetensors"))
     if len(files) != 1:
         raise ModelUnavailable(f"{folder} should hold one safetensors file, not {len(files)}")
