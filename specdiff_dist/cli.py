@@ -31,6 +31,7 @@ from specdiff_dist.cli_options import (
     stderr,
 )
 from specdiff_dist.cli_simulate import bench_model, simulate
+from specdiff_dist.cli_train import train_drafter
 from specdiff_dist.config import DEFAULT_TIER
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
 
@@ -50,6 +51,7 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Measure the system on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 app.command()(simulate)
+app.command()(train_drafter)
 bench_app.command("model")(bench_model)
 
 

@@ -87,11 +87,15 @@ class Tokenizer:
         The template alone decides about BOS: whatever the tokenizer would add by itself is left out, so there is one
         and not two. Raises InvalidRequest when there is no template or it refuses the messages.
         """
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of what `apply_chat_template` encodes. Raises InvalidRequest as it does."""
         if self._chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template; send a plain prompt to /v1/completions", param="messages"
             )
-        return self.encode(self._chat_template.render(messages), add_special_tokens=False)
+        return self._chat_template.render(messages)
 
     def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
         """Turns the tokens generated after the prompt into text, one by one."""
