@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from specdiff_dist.drafters.block_model import MASK_ID
 from specdiff_dist.errors import InvalidConfig
+from specdiff_dist.train.answers import HELD_OUT_EVERY, is_held_out
 from specdiff_dist.train.blocks import BlockBatch, Targets
 
-HELD_OUT_EVERY = 20  # answers whose index is a multiple of it are evaluated on and never trained on
 Ints = NDArray[np.int64]
 
 
@@ -76,8 +76,8 @@ class Batches:
             self._column_of = np.full(vocab_size, -1)
             self._column_of[draft_vocab] = np.arange(len(draft_vocab))
         usable = [i for i in range(answers.num_answers) if self._num_anchors(answers.answer(i)) > 0]
-        self.training = np.array([i for i in usable if i % HELD_OUT_EVERY], np.int64)
-        self.held_out = np.array([i for i in usable if i % HELD_OUT_EVERY == 0], np.int64)
+        self.training = np.array([i for i in usable if not is_held_out(i)], np.int64)
+        self.held_out = np.array([i for i in usable if is_held_out(i)], np.int64)
         if not len(self.training) or not len(self.held_out):
             raise InvalidConfig(
                 f"{len(usable)} answers are too few to train on and hold out every {HELD_OUT_EVERY}th: make more"
@@ -172,7 +172,7 @@ def count_tokens(answers: AnswersLike, vocab_size: int) -> Ints:
     """How often each token id occurs in the training answers, as a token and as the verifier's most probable one. [V]."""
     counts = np.zeros(vocab_size, np.int64)
     for index in range(answers.num_answers):
-        if index % HELD_OUT_EVERY:
+        if not is_held_out(index):
             answer = answers.answer(index)
             counts += np.bincount(answer.token_ids[answer.prompt_length :], minlength=vocab_size)
             counts += np.bincount(answer.top_ids[:, 0], minlength=vocab_size)
