@@ -38,7 +38,9 @@ LossShares = Annotated[
 ]
 Weighting = Annotated[str, typer.Option(help="decay: exp(-position / --decay); length: by expected accepted tokens.")]
 Decay = Annotated[float, typer.Option(min=0.01)]
-FullyMasked = Annotated[float, typer.Option(min=0, max=1, help="Share of blocks with everything after the anchor masked.")]
+FullyMasked = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of blocks with everything after the anchor masked.")
+]
 CutPrefix = Annotated[
     bool, typer.Option("--cut-prefix", help="No gradients through the prefix: faster steps, see train.network.")
 ]

@@ -64,7 +64,9 @@ def model_card(record: Record, tensors: dict[str, Tensor]) -> str:
     """Markdown: data, recipe, command, time, numbers before and after."""
     num_parameters = sum(tensor.numel() for name, tensor in tensors.items() if name != "draft_vocab")
     vocab = tensors.get("draft_vocab")
-    proposes = "the whole vocabulary" if vocab is None else f"the {len(vocab)} most frequent tokens of its training answers"
+    proposes = (
+        "the whole vocabulary" if vocab is None else f"the {len(vocab)} most frequent tokens of its training answers"
+    )
     before, after, found = record.before, record.after, record.calibration
     sources = ", ".join(str(source) for source in record.data.get("sources", []))
     lines = [

@@ -103,7 +103,9 @@ class DraftNetwork(nn.Module):
             chosen = [own for _, own in spans]
             if index == len(self.model.layers) - 1:
                 x, y, rotary = x[batch.wanted], y[batch.wanted], tuple(table[batch.wanted] for table in rotary)
-                bounds = torch.searchsorted(batch.wanted, torch.tensor([0, *(own.stop for own in chosen)], device=device))
+                bounds = torch.searchsorted(
+                    batch.wanted, torch.tensor([0, *(own.stop for own in chosen)], device=device)
+                )
                 ends = bounds.tolist()
                 masks = [
                     mask[batch.wanted[a:b] - own.start]
@@ -112,7 +114,9 @@ class DraftNetwork(nn.Module):
                 chosen = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
             query = layer.self_attn.query(y, rotary)
             attended = [
-                _attend(query[rows], torch.cat([seen_key[seen], key[own]]), torch.cat([seen_value[seen], value[own]]), mask)
+                _attend(
+                    query[rows], torch.cat([seen_key[seen], key[own]]), torch.cat([seen_value[seen], value[own]]), mask
+                )
                 for rows, (seen, own), mask in zip(chosen, spans, masks, strict=True)
                 if rows.stop > rows.start
             ]

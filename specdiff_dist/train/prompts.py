@@ -65,7 +65,11 @@ def _parse(line: str, where: str) -> Conversation:
         return _from_messages(item["messages"], where)
     if "turns" in item:
         turns = item["turns"]
-        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        if (
+            not isinstance(turns, list)
+            or not turns
+            or not all(isinstance(turn, str) and turn.strip() for turn in turns)
+        ):
             raise InvalidRequest(f'{where}: "turns" must be a list of texts')
         return Conversation(_user(turns[0]), tuple(turns[1:]))
     for key in _TEXT_KEYS:

@@ -39,7 +39,9 @@ class PromptSources:
             for drop in file["contaminated"]
         ]
         if left_out:
-            lines.append(f"{len(left_out)} prompts occur in the evaluation sets or share {SHINGLE_WORDS} words: left out")
+            lines.append(
+                f"{len(left_out)} prompts occur in the evaluation sets or share {SHINGLE_WORDS} words: left out"
+            )
         if not self.report["evaluation_files"]:
             return ["no evaluation sets given: nothing was checked for contamination"]
         return [*lines, f"0 of {kept} training prompts occur in the evaluation sets"]

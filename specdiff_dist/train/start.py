@@ -29,9 +29,7 @@ class Start:
     layers: tuple[int, ...]  # of the origin
 
 
-def from_verifier(
-    folder: Path, *, num_layers: int, layers: Sequence[int] | None = None, block_size: int
-) -> Start:
+def from_verifier(folder: Path, *, num_layers: int, layers: Sequence[int] | None = None, block_size: int) -> Start:
     """Copies some of a Llama-like verifier's layers and its final norm; masks start as the mean token.
 
     layers: indices from 0; None picks the first, evenly spaced ones between, and the last.
@@ -46,15 +44,15 @@ def from_verifier(
         for name in _names_of_layer():
             weights[f"{_LAYER}{own}.{name}"] = _read(folder, f"{_LAYER}{theirs}.{name}")
     if read_tensor(folder, f"{_LAYER}0.self_attn.q_norm.weight") is not None:
-        raise InvalidConfig(f"{folder.name} normalises its queries, which a draft network does not; use another verifier")
+        raise InvalidConfig(
+            f"{folder.name} normalises its queries, which a draft network does not; use another verifier"
+        )
     weights["mask_embedding"] = embedding.float().mean(dim=0)
     config = replace(config, num_hidden_layers=len(chosen), max_block_size=block_size)
     return Start(config, weights, embedding, output, read_config(folder).get("model_type", "verifier"), chosen)
 
 
-def from_drafter(
-    folder: Path, verifier_folder: Path, *, layers: Sequence[int] | None = None, block_size: int
-) -> Start:
+def from_drafter(folder: Path, verifier_folder: Path, *, layers: Sequence[int] | None = None, block_size: int) -> Start:
     """Goes on from an exported drafter; `layers` keeps only those of it. Raises as `from_verifier`."""
     config = BlockModelConfig.read(folder)
     embedding, output = read_embeddings(verifier_folder)

@@ -29,9 +29,7 @@ def top_logits(logits: Tensor, count: int = TOP) -> tuple[Tensor, Tensor]:
     return values, token_ids.gather(1, at)
 
 
-def draw(
-    logits: Tensor, tops: tuple[Tensor, Tensor], temperature: Tensor, top_p: Tensor, uniforms: Tensor
-) -> Tensor:
+def draw(logits: Tensor, tops: tuple[Tensor, Tensor], temperature: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
     """One token per row: temperature, then top-p, then the inverse CDF in descending order of probability.
 
     Args:

@@ -49,6 +49,8 @@ class TrainOptions:
             raise InvalidConfig("training takes either a number of steps or minutes")
         if (self.num_steps is not None and self.num_steps < 1) or (self.minutes is not None and self.minutes <= 0):
             raise InvalidConfig("training needs at least one step, and more than 0 minutes")
+        if self.minutes is not None and self.warmup_steps < NUM_MEASURED:
+            raise InvalidConfig(f"with minutes, warmup_steps must be at least {NUM_MEASURED}: their speed is measured")
         for name in ("accumulate", "num_evaluations", "patience", "evaluation_answers", "evaluation_blocks"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -167,7 +169,9 @@ class Trainer:
         return block_loss(logits, batch, self._options.loss)
 
     def _no_sync(self, skips: bool) -> AbstractContextManager[Any]:
-        return self._parallel.no_sync() if skips and isinstance(self._parallel, DistributedDataParallel) else nullcontext()
+        return (
+            self._parallel.no_sync() if skips and isinstance(self._parallel, DistributedDataParallel) else nullcontext()
+        )
 
     def _decide_length(self, seconds_per_step: float, evaluation_s: float) -> None:
         options = self._options

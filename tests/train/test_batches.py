@@ -63,7 +63,9 @@ def test_blocks_hold_the_answers_tokens_or_masks_and_targets_are_of_the_next_tok
             answer = ANSWERS.answer(owner_of(prefix))
             assert anchors.min() >= answer.prompt_length - 1 and len(set(anchors)) == len(anchors)
             assert len(prefix) == anchors.max()
-            for anchor, block, is_wanted in zip(anchors, blocks, wanted[slice(*batch.block_splits[number:][:2])], strict=True):
+            for anchor, block, is_wanted in zip(
+                anchors, blocks, wanted[slice(*batch.block_splits[number:][:2])], strict=True
+            ):
                 assert block[0] == answer.token_ids[anchor]
                 for slot in range(5):
                     token = answer.token_ids[anchor + slot] if anchor + slot < len(answer.token_ids) else None
@@ -108,7 +110,9 @@ def test_targets_are_columns_of_the_draft_vocab():
     np.testing.assert_array_equal(vocab[small.targets.columns[is_in]], plain.targets.columns[is_in])
     np.testing.assert_array_equal(small.targets.probs, plain.targets.probs.numpy() * is_in)
     tops = np.where(small.targets.top_column >= 0, vocab[small.targets.top_column], -1)
-    np.testing.assert_array_equal(tops, np.where(np.isin(plain.targets.top_column, vocab), plain.targets.top_column, -1))
+    np.testing.assert_array_equal(
+        tops, np.where(np.isin(plain.targets.top_column, vocab), plain.targets.top_column, -1)
+    )
 
 
 def test_long_answers_are_cut_and_too_few_refused():

@@ -53,3 +53,23 @@ def answers_of(verifier: LlamaForCausalLM, *, count: int = 40, seed: int = 0, lo
             )
         )
     return ToyAnswers(answers)
+
+
+def counting_answers(count: int, *, seed: int = 0) -> ToyAnswers:
+    """Texts that count round and round from 0 to 9, by a verifier that is nearly sure of it: easy to learn."""
+    rng = np.random.default_rng(seed)
+    answers = []
+    for _ in range(count):
+        tokens = (rng.integers(10) + np.arange(rng.integers(8, 24))) % 10
+        length = len(tokens) - 3
+        top_ids = (tokens[3:, None] + np.arange(32)) % VOCAB_SIZE
+        probs = np.where(np.arange(32) == 0, 0.9, 0.1 / 31)
+        answers.append(
+            ToyAnswer(
+                tokens.astype(np.int32),
+                3,
+                top_ids.astype(np.int32),
+                np.broadcast_to(np.log(probs), (length, 32)).astype(np.float16),
+            )
+        )
+    return ToyAnswers(answers)
