@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -22,7 +21,7 @@ from specdiff_dist.text import Tokenizer
 from specdiff_dist.train import filters, shard_writer
 from specdiff_dist.train.answers import META, AnswerStore, read_meta, shard_path, write_meta, write_shard
 from specdiff_dist.train.generation import BatchWriter
-from specdiff_dist.train.plan import Source, Task, plan, shares
+from specdiff_dist.train.plan import Source, plan, shares
 from specdiff_dist.train.shard_writer import ShardWriter
 from specdiff_dist.train.sources import SELF, PromptSources, read_sources
 from specdiff_dist.train.user_turn import UserTurn
