@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdiff_dist.train.evaluation import NUM_BINS, Outcomes, calibration_error
+from specdiff_dist.core.calibration import NUM_BINS
+from specdiff_dist.train.evaluation import Outcomes, calibration_error
 
 _STRENGTH = 20.0  # pseudo-observations with which a sparse bin leans on all positions together
 _Floats = NDArray[np.float64]

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdiff_dist.core.calibration import NUM_BINS
 from specdiff_dist.train.blocks import BlockBatch
 from specdiff_dist.train.losses import distances
 from specdiff_dist.train.network import DraftNetwork
-
-NUM_BINS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -84,6 +84,19 @@ def log_lines(folder: Path) -> list[str]:
     return (folder / "log.jsonl").read_text().splitlines()
 
 
+def test_two_processes_train_one_network_on_twice_the_blocks(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [*command, "-m", "tests.train.tiny_run", str(tmp_path / "two"), "30"], cwd=ROOT, env=environment, check=True,
+        timeout=120, capture_output=True,
+    )  # fmt: skip
+    # Alone with two batches a step the same blocks are seen in the same order; a mean of means either way.
+    tiny_run.train(tmp_path / "one", num_steps=30, accumulate=2)
+    one, two = ([line["norm"] for line in log_of(tmp_path / name, "step")] for name in ("one", "two"))
+    assert two == pytest.approx(one, rel=1e-3)
+
+
 def test_minutes_become_steps_that_a_checkpoint_keeps(tmp_path):
     tiny_run.train(tmp_path, minutes=0.05, num_evaluations=2)
     (length,) = log_of(tmp_path, "length")

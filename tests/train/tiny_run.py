@@ -1,4 +1,4 @@
-"""A training run on toy answers, also as a process of its own that can be killed: tiny_run.py FOLDER STEPS."""
+"""A training run on toy answers, also as a process of its own (or one of torchrun's): tiny_run.py FOLDER STEPS."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from specdiff_dist.train.batches import Batches, BatchOptions
 from specdiff_dist.train.network import DraftNetwork
+from specdiff_dist.train.processes import joined
 from specdiff_dist.train.trainer import Trained, Trainer, TrainOptions
 from tests.tiny_models import VOCAB_SIZE, block_config, block_weights, tiny_llama
 from tests.train.toy_answers import counting_answers
@@ -28,4 +29,5 @@ def train(folder: Path, **options) -> Trained:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    train(Path(sys.argv[1]), num_steps=int(sys.argv[2]), checkpoint_every_s=0.0)
+    with joined("cpu"):
+        train(Path(sys.argv[1]), num_steps=int(sys.argv[2]), checkpoint_every_s=0.0)
