@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,31 +11,10 @@ from numpy.typing import NDArray
 
 from specdiff_dist.drafters.block_model import MASK_ID
 from specdiff_dist.errors import InvalidConfig
-from specdiff_dist.train.answers import HELD_OUT_EVERY, is_held_out
+from specdiff_dist.train.answers import HELD_OUT_EVERY, Answer, AnswerStore, is_held_out
 from specdiff_dist.train.blocks import BlockBatch, Targets
 
 Ints = NDArray[np.int64]
-
-
-class AnswerLike(Protocol):
-    """One answer of the verifier (train.answers.Answer); t = len(token_ids) - prompt_length."""
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]: ...  # prompt, then answer
-    @property
-    def prompt_length(self) -> int: ...
-    @property
-    def top_ids(self) -> NDArray[np.int32]: ...  # [t, 32], most probable first
-    @property
-    def top_log_probs(self) -> NDArray[np.float16]: ...  # [t, 32], of the verifier's law at temperature 1
-
-
-class AnswersLike(Protocol):
-    """Many answers (train.answers.AnswerStore)."""
-
-    @property
-    def num_answers(self) -> int: ...
-    def answer(self, index: int) -> AnswerLike: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +44,7 @@ class Batches:
     """Batches over the training answers and over the held-out ones."""
 
     def __init__(
-        self, answers: AnswersLike, options: BatchOptions, *, vocab_size: int, draft_vocab: Ints | None = None
+        self, answers: AnswerStore, options: BatchOptions, *, vocab_size: int, draft_vocab: Ints | None = None
     ) -> None:
         """draft_vocab: [Vd], the token ids of the drafter's output columns. Raises InvalidConfig without usable answers."""
         self.options = options
@@ -110,7 +88,7 @@ class Batches:
                 parts.append((answer, anchors, np.ones((len(anchors), self.options.block_size), bool)))
             yield self._pack(parts)
 
-    def _num_anchors(self, answer: AnswerLike) -> int:
+    def _num_anchors(self, answer: Answer) -> int:
         """An anchor is any token from the prompt's last on that another one follows."""
         return min(len(answer.token_ids), self.options.max_length) - answer.prompt_length
 
@@ -131,7 +109,7 @@ class Batches:
         masked[kinds < self.options.fully_masked] = True
         return masked
 
-    def _pack(self, parts: Sequence[tuple[AnswerLike, Ints, NDArray[np.bool_]]]) -> BlockBatch:
+    def _pack(self, parts: Sequence[tuple[Answer, Ints, NDArray[np.bool_]]]) -> BlockBatch:
         size = self.options.block_size
         prefixes, blocks, wanted, top_ids, top_log_probs, drawn = [], [], [], [], [], []
         for answer, anchors, masked in parts:
@@ -168,7 +146,7 @@ class Batches:
         )
 
 
-def count_tokens(answers: AnswersLike, vocab_size: int) -> Ints:
+def count_tokens(answers: AnswerStore, vocab_size: int) -> Ints:
     """How often each token id occurs in the training answers, as a token and as the verifier's most probable one. [V]."""
     counts = np.zeros(vocab_size, np.int64)
     for index in range(answers.num_answers):

@@ -79,7 +79,7 @@ def observe(network: DraftNetwork, batches: Iterable[BlockBatch]) -> Outcomes:
             "confidence": confidence,
         }
         counts = np.diff(batch.block_splits)
-        part = {"answer": num_answers + np.repeat(np.arange(len(counts)), counts)}
+        part: dict[str, np.ndarray] = {"answer": num_answers + np.repeat(np.arange(len(counts)), counts)}
         num_answers += len(counts)
         for name, value in values.items():
             grid = np.zeros(batch.block_ids.shape, bool if value.dtype == torch.bool else np.float32)

@@ -37,9 +37,7 @@ class DraftNetwork(nn.Module):
         """
         super().__init__()
         self.config, self.trains_prefix = config, trains_prefix
-        self.model = nn.Module()
-        self.model.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.model.norm = _Norm(config)
+        self.model = _Body(config)
         self.mask_embedding = nn.Parameter(torch.zeros(config.hidden_size))
         rows = output if draft_vocab is None else output[draft_vocab]
         self.register_buffer("embedding_table", embedding_table.detach().float().clone(), persistent=False)
@@ -68,10 +66,10 @@ class DraftNetwork(nn.Module):
         """The causal pass: what each layer makes its prefix keys and values from, normed, [C, H]."""
         x = self._embed(batch.prefix_ids)
         normed = []
-        for index, layer in enumerate(self._layers()):
+        for index, layer in enumerate(self.model.each_layer()):
             y = layer.input_layernorm(x)
             normed.append(y)
-            if index == len(self.model.layers) - 1:
+            if index == self.config.num_hidden_layers - 1:
                 break
             query, (key, value) = layer.self_attn.query(y, rotary), layer.self_attn.key_value(y, rotary)
             attended = [
@@ -93,7 +91,7 @@ class DraftNetwork(nn.Module):
             for (a, b), blocks in zip(pairwise(batch.prefix_splits), pairwise(batch.block_splits), strict=True)
         ]
         x = self._embed(batch.block_ids.flatten())
-        for index, layer in enumerate(self._layers()):
+        for index, layer in enumerate(self.model.each_layer()):
             attention = layer.self_attn
             y = layer.input_layernorm(x)
             query, (key, value) = attention.query(y, rotary), attention.key_value(y, rotary)
@@ -102,14 +100,11 @@ class DraftNetwork(nn.Module):
                 _attend_blocks(query[own], (seen_key[seen], seen_value[seen]), (key[own], value[own]), bias, size)
                 for (seen, own), bias in zip(spans, biases, strict=True)
             ])  # fmt: skip
-            if index == len(self.model.layers) - 1:
+            if index == self.config.num_hidden_layers - 1:
                 x, attended = x[batch.wanted], attended[batch.wanted]
             x = x + attention.o_proj(attended)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return self.model.norm(x)
-
-    def _layers(self) -> list[_Layer]:
-        return list(self.model.layers)  # pyright: ignore[reportArgumentType, reportReturnType]
 
     def _embed(self, ids: Tensor) -> Tensor:
         rows = embedding(ids.clamp(min=0), self.embedding_table)
@@ -126,6 +121,16 @@ class DraftNetwork(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         device = self.embedding_table.device
         self._cos, self._sin = torch.cat([cos, cos], dim=-1).to(device), torch.cat([-sin, sin], dim=-1).to(device)
+
+
+class _Body(nn.Module):
+    def __init__(self, config: BlockModelConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = _Norm(config)
+
+    def each_layer(self) -> list[_Layer]:
+        return [layer for layer in self.layers if isinstance(layer, _Layer)]
 
 
 class _Layer(nn.Module):

@@ -100,4 +100,4 @@ def test_length_weights_are_the_derivative_of_the_expected_length():
 def test_options_are_checked():
     for bad in ({"weighting": "even"}, {"kl": -1.0}, {"kl": 0.0, "cross_entropy": 0.0}, {"decay": 0.0}):
         with pytest.raises(InvalidConfig):
-            LossOptions(**bad)
+            LossOptions(**bad)  # pyright: ignore[reportArgumentType]

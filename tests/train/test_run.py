@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from specdiff_dist.config import Effort
 from specdiff_dist.drafters import load_drafter
 from specdiff_dist.errors import InvalidConfig
-from specdiff_dist.train.answers import Answer, AnswerStore, write_meta, write_shard
+from specdiff_dist.train.answers import AnswerStore, write_meta, write_shard
 from specdiff_dist.train.batches import BatchOptions
 from specdiff_dist.train.run import NetworkOptions, RunOptions, make_drafter
 from specdiff_dist.train.start import from_drafter, from_verifier
@@ -25,8 +25,7 @@ def save_answers(folder: Path, count: int = 80) -> AnswerStore:
     folder.mkdir(parents=True)
     write_meta(folder, {"sources": ["counting"], "verifier": "tiny"})
     toys = counting_answers(count)
-    found = [toys.answer(i) for i in range(count)]
-    write_shard(folder, 0, [Answer(a.token_ids, a.prompt_length, a.top_ids, a.top_log_probs, 0) for a in found])
+    write_shard(folder, 0, [toys.answer(i) for i in range(count)])
     return AnswerStore.open(folder)
 
 
@@ -40,7 +39,13 @@ def test_from_answers_to_a_drafter_that_drafts(tmp_path):
     )
     lines: list[dict] = []
     made = make_drafter(
-        tmp_path, save_answers(tmp_path / "data"), "tiny", verifier, options, command="specdiff x", on_progress=lines.append
+        tmp_path,
+        save_answers(tmp_path / "data"),
+        "tiny",
+        verifier,
+        options,
+        command="specdiff x",
+        on_progress=lines.append,
     )
     assert made.after.accepted_greedy > made.before.accepted_greedy + 1.0
     assert {"step", "evaluation", "start"} <= {line["event"] for line in lines}

@@ -1,34 +1,25 @@
-"""Answers in memory, behind the same seam as train.answers.AnswerStore."""
+"""Answers of toy verifiers, in memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
+from specdiff_dist.train.answers import Answer, AnswerStore
 from tests.tiny_models import VOCAB_SIZE
 
 
-@dataclass(frozen=True)
-class ToyAnswer:
-    token_ids: np.ndarray
-    prompt_length: int
-    top_ids: np.ndarray
-    top_log_probs: np.ndarray
-    source: str = "toy"
+class ToyAnswers(AnswerStore):
+    """Kept in memory only."""
 
-
-class ToyAnswers:
-    def __init__(self, answers: list[ToyAnswer]) -> None:
+    def __init__(self, answers: list[Answer]) -> None:
+        super().__init__(Path("nowhere"), {"sources": ["toy"]}, [len(answers)])
         self._answers = answers
 
-    @property
-    def num_answers(self) -> int:
-        return len(self._answers)
-
-    def answer(self, index: int) -> ToyAnswer:
+    def answer(self, index: int) -> Answer:
         return self._answers[index]
 
 
@@ -45,11 +36,12 @@ def answers_of(verifier: LlamaForCausalLM, *, count: int = 40, seed: int = 0, lo
         log_probs = torch.log_softmax(verifier(tokens).logits[0, len(prompt) - 1 : -1], dim=-1)
         top = torch.topk(log_probs, 32, dim=-1)
         answers.append(
-            ToyAnswer(
+            Answer(
                 tokens[0].numpy().astype(np.int32),
                 len(prompt),
                 top.indices.numpy().astype(np.int32),
-                top.values.numpy().astype(np.float16),
+                top.values.numpy().astype(np.float16),  # pyright: ignore[reportArgumentType]
+                0,
             )
         )
     return ToyAnswers(answers)
@@ -65,11 +57,12 @@ def counting_answers(count: int, *, seed: int = 0) -> ToyAnswers:
         top_ids = (tokens[3:, None] + np.arange(32)) % VOCAB_SIZE
         probs = np.where(np.arange(32) == 0, 0.9, 0.1 / 31)
         answers.append(
-            ToyAnswer(
+            Answer(
                 tokens.astype(np.int32),
                 3,
                 top_ids.astype(np.int32),
-                np.broadcast_to(np.log(probs), (length, 32)).astype(np.float16),
+                np.broadcast_to(np.log(probs), (length, 32)).astype(np.float16),  # pyright: ignore[reportArgumentType]
+                0,
             )
         )
     return ToyAnswers(answers)
