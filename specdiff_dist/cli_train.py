@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from specdiff_dist.train.data import DataSettings, MadeAnswers
 
 
+_REPORT_S = 30.0
+
+
 def train_drafter(
     output: Annotated[Path, typer.Option(help="Folder for data, checkpoints and the drafter; resumed if it exists.")],
     verifier: Annotated[str, typer.Option(help="A known name, a local folder or a hub id.")] = "smollm2-135m",
@@ -40,6 +43,7 @@ def train_drafter(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Answers at once.", show_default="64, on a GPU 512")
     ] = None,
+    shard_size: Annotated[int, typer.Option(min=1, help="Answers that are written to disk together.")] = 128,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     data_dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")] = "auto",
     device: Annotated[str, typer.Option(help="A torch device, or auto: CUDA where there is one.")] = "auto",
@@ -78,8 +82,8 @@ def train_drafter(
     if minutes is not None and steps is not None:
         raise InvalidConfig("give either --minutes or --steps")
     settings = DataSettings(
-        self_written=self_written, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, dtype=data_dtype,
-        device=device,
+        self_written=self_written, max_new_tokens=max_new_tokens, batch_size=batch_size, shard_size=shard_size, seed=seed,
+        dtype=data_dtype, device=device,
     )  # fmt: skip
     losses = LossOptions(**training.parse_loss(loss), weighting=weighting, decay=decay)
     network = NetworkOptions(num_layers, training.parse_layers(layers), initial, draft_vocab, not cut_prefix)
@@ -135,13 +139,20 @@ def _make_data(
     )  # fmt: skip
     with bar:
         task = bar.add_task("answers", total=num_answers, rate="")
-        num_tokens, started = 0, 0.0
+        num_tokens = 0
+        started = reported = time.monotonic()
 
         def on_tokens(count: int) -> None:
-            nonlocal num_tokens, started
-            started = started or time.monotonic()
+            nonlocal num_tokens, started, reported
+            now = time.monotonic()
+            if num_tokens == 0:
+                started = reported = now
             num_tokens += count
-            bar.update(task, rate=f"{num_tokens / max(time.monotonic() - started, 1e-3):.0f} tokens/s")
+            rate = f"{num_tokens / max(now - started, 1e-3):.0f} tokens/s"
+            bar.update(task, rate=rate)
+            if not stderr.is_terminal and now - reported >= _REPORT_S:  # a log file shows no bar
+                reported = now
+                say(f"{bar.tasks[task].completed:.0f} of {num_answers} answers, {rate}")
 
         made = make_answers(
             verifier,

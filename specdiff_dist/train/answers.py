@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,15 @@ class AnswerStore:
             int(shard["sources"][row]),
         )
 
+    def prompts(self, source: int) -> Iterator[IntArray]:
+        """The prompts of one source, int32; reads nothing else."""
+        for number in range(self.num_shards):
+            path = shard_path(self.folder, number)
+            token_ids, starts = _array(path, "token_ids"), _array(path, "row_splits")
+            lengths, sources = _array(path, "prompt_lengths"), _array(path, "sources")
+            for row in np.flatnonzero(sources == source):
+                yield token_ids[starts[row] : starts[row] + lengths[row]]
+
     def _shard(self, number: int) -> dict[str, np.ndarray]:
         if number not in self._shards:
             shard = read_shard(self.folder, number)
@@ -108,7 +118,7 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.npz"
 
 
-def write_shard(folder: Path, number: int, answers: Sequence[Answer], **extra: np.ndarray) -> None:
+def write_shard(folder: Path, number: int, answers: Sequence[Answer]) -> None:
     """Writes shard `number` whole: a crash leaves it absent, never half. The same answers give the same bytes."""
     lengths = [len(answer.token_ids) for answer in answers]
     arrays = {
@@ -122,14 +132,13 @@ def write_shard(folder: Path, number: int, answers: Sequence[Answer], **extra: n
     path = shard_path(folder, number)
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **{key: arrays[key].astype(_FIELDS[key]) for key in arrays}, **extra)
+        np.savez(stream, allow_pickle=False, **{name: arrays[name].astype(_FIELDS[name]) for name in _FIELDS})
     os.replace(temporary, path)
 
 
 def read_shard(folder: Path, number: int) -> dict[str, np.ndarray]:
     """The arrays of a shard. Raises InvalidConfig when it is damaged."""
-    path = shard_path(folder, number)
-    return {name: _array(path, name) for name in _FIELDS}
+    return {name: _array(shard_path(folder, number), name) for name in _FIELDS}
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
@@ -154,7 +163,7 @@ def _array(path: Path, name: str) -> np.ndarray:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             array = arrays[name]
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidConfig(f"{path} is damaged ({error}); remove it, and it will be made again") from error
     if array.dtype != _FIELDS[name]:
         raise InvalidConfig(f"{path} is damaged ({name} is {array.dtype}); remove it, and it will be made again")

@@ -12,10 +12,8 @@ from typing import Any
 
 import filelock
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from specdiff_dist.errors import InvalidConfig, ModelUnavailable
+from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.models import ModelFolder, resolve
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.train import filters, shard_writer
@@ -25,10 +23,9 @@ from specdiff_dist.train.plan import Source, plan, shares
 from specdiff_dist.train.shard_writer import ShardWriter
 from specdiff_dist.train.sources import SELF, PromptSources, read_sources
 from specdiff_dist.train.user_turn import UserTurn
+from specdiff_dist.train.verifier_model import DTYPES, load_model
 from specdiff_dist.verifiers.device import pick_device
 from specdiff_dist.verifiers.folder import vocab_size
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +50,8 @@ class DataSettings:
                 raise InvalidConfig(f"{name} must be at least 1, not {value}")
         if self.seed < 0:
             raise InvalidConfig(f"the seed must not be negative: {self.seed}")
-        if self.dtype not in ("auto", *_DTYPES):
-            raise InvalidConfig(f"dtype must be auto, {' or '.join(_DTYPES)}, not {self.dtype!r}")
+        if self.dtype not in ("auto", *DTYPES):
+            raise InvalidConfig(f"dtype must be auto, {' or '.join(DTYPES)}, not {self.dtype!r}")
 
 
 @dataclass(slots=True)
@@ -141,7 +138,13 @@ def _make(
         progress.on_tokens(count)
 
     writer = BatchWriter(
-        _load(model_folder, meta["dtype"], device),
+        load_model(
+            model_folder,
+            dtype=meta["dtype"],
+            device=device,
+            num_rows=meta["batch_size"],
+            longest=longest + settings.max_new_tokens,
+        ),
         vocab_size=vocab_size(model_folder.path),
         stop_ids=sorted({*model_folder.eos_token_ids, *(() if turn is None else (turn.end_token_id,))}),
         max_new_tokens=settings.max_new_tokens,
@@ -150,7 +153,8 @@ def _make(
         on_step=on_step,
     )
     shard = ShardWriter(writer, sources, tokenizer, turn, longest=longest)
-    shard.remember([store.answer(index) for index in range(store.num_answers)])
+    for prompt in store.prompts(len(sources.names)):
+        shard.remember(prompt)
     all_sources = [Source(s, None if i == len(share) - 1 else len(sources.prompts[i])) for i, s in enumerate(share)]
     tasks = plan(all_sources, settings.seed)
     list(islice(tasks, store.num_shards * settings.shard_size))
@@ -220,14 +224,3 @@ def _claim(folder: Path, meta: dict[str, Any]) -> None:
             f"{folder} holds answers made with another {', '.join(differing)}; use the same settings and files to continue "
             "them, or another folder"
         )
-
-
-def _load(model_folder: ModelFolder, dtype: str, device: torch.device) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_folder.path, dtype=_DTYPES[dtype], local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelUnavailable(f"cannot load {model_folder.path}: {error}") from error
-    return model.to(device).eval()

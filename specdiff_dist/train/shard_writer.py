@@ -13,7 +13,8 @@ from specdiff_dist.text import Tokenizer
 from specdiff_dist.train.answers import Answer
 from specdiff_dist.train.contamination import normalised_words
 from specdiff_dist.train.filters import answer_fault, prompt_fault
-from specdiff_dist.train.generation import BatchWriter, Job, Written
+from specdiff_dist.train.generation import BatchWriter
+from specdiff_dist.train.jobs import Job, Written
 from specdiff_dist.train.plan import Task
 from specdiff_dist.train.prompts import Conversation
 from specdiff_dist.train.sources import PromptSources, prompt_ids
@@ -33,7 +34,7 @@ class _Label:
 
 
 class ShardWriter:
-    """Runs the tasks of a shard. `known`: the prompts the verifier wrote in earlier shards, normalised; grows."""
+    """Runs the tasks of shards, one shard after another."""
 
     def __init__(
         self, writer: BatchWriter, sources: PromptSources, tokenizer: Tokenizer, turn: UserTurn | None, *, longest: int
@@ -41,7 +42,7 @@ class ShardWriter:
         """`turn`: None when the verifier writes no prompts. `longest`: tokens of a prompt at most."""
         self._writer, self._sources, self._tokenizer, self._turn = writer, sources, tokenizer, turn
         self._longest = longest
-        self.known: set[str] = set()
+        self._known: set[str] = set()  # the prompts the verifier wrote so far, normalised
 
     def write(
         self, tasks: Sequence[Task], on_answer: Callable[[], None] = lambda: None
@@ -68,11 +69,9 @@ class ShardWriter:
         self._writer.write([self._job(task) for task in tasks], then, longest=self._longest)
         return [found[number] for number in sorted(found)], +faults
 
-    def remember(self, answers: Sequence[Answer]) -> None:
-        """Takes note of a shard that is already written."""
-        for answer in answers:
-            if answer.source == len(self._sources.names):
-                self.known.add(self._words(answer.token_ids[: answer.prompt_length]))
+    def remember(self, prompt: IntArray) -> None:
+        """Takes note of a prompt that the verifier wrote in an earlier shard; it will not be answered again."""
+        self._known.add(self._words(prompt))
 
     def _words(self, prompt: IntArray) -> str:
         return " ".join(normalised_words(self._tokenizer.decode(prompt)))
@@ -99,9 +98,9 @@ class ShardWriter:
         if len(prompt) > self._longest:
             return None, "length"
         known = self._words(prompt)
-        if known in self.known:
+        if known in self._known:
             return None, "repeated"
-        self.known.add(known)
+        self._known.add(known)
         return _answer_job(task, prompt, _ANSWER_TO_SELF), None
 
 

@@ -31,19 +31,18 @@ class PromptSources:
     @property
     def summary(self) -> list[str]:
         """What the contamination check found, in sentences."""
-        left_out = [drop for file in self.report["prompt_files"] for drop in file["contaminated"]]
-        kept = sum(file["num_used"] for file in self.report["prompt_files"])
-        lines = [
-            f"{drop['reason']}: prompt {drop['prompt']} of {file['name']} is left out"
-            for file in self.report["prompt_files"]
-            for drop in file["contaminated"]
-        ]
-        if left_out:
-            lines.append(
-                f"{len(left_out)} prompts occur in the evaluation sets or share {SHINGLE_WORDS} words: left out"
-            )
         if not self.report["evaluation_files"]:
             return ["no evaluation sets given: nothing was checked for contamination"]
+        kept = sum(file["num_used"] for file in self.report["prompt_files"])
+        lines = []
+        for file in self.report["prompt_files"]:
+            numbers = [drop["prompt"] for drop in file["contaminated"]]
+            if numbers:
+                shown = ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")
+                lines.append(
+                    f"{len(numbers)} of {file['num_prompts']} prompts in {file['name']} occur in the evaluation sets or share "
+                    f"{SHINGLE_WORDS} words in a row with one; left out: {shown}"
+                )
         return [*lines, f"0 of {kept} training prompts occur in the evaluation sets"]
 
 

@@ -30,13 +30,13 @@ def top_logits(logits: Tensor, count: int = TOP) -> tuple[Tensor, Tensor]:
 
 
 def draw(logits: Tensor, tops: tuple[Tensor, Tensor], temperature: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
-    """One token per row: temperature, then top-p, then the inverse CDF in descending order of probability.
+    """One token per row: temperature, then top-p, then the inverse CDF, the most probable tokens first.
 
     Args:
         logits: [n, V], and their `top_logits`.
         temperature, top_p, uniforms: float32 [n]; temperature > 0, uniforms in [0, 1).
 
-    Returns token ids, int64 [n]. Whole rows are sorted only where the most probable tokens do not decide.
+    Returns token ids, int64 [n]. Whole rows are only looked at where the most probable tokens do not decide.
     """
     values, token_ids = tops
     scaled = logits / temperature[:, None]
@@ -44,19 +44,31 @@ def draw(logits: Tensor, tops: tuple[Tensor, Tensor], temperature: Tensor, top_p
     probs = torch.exp(values / temperature[:, None] - log_mass)
     sums = probs.cumsum(dim=-1)
     is_kept = sums - probs < top_p[:, None]
-    nucleus = torch.where(is_kept, probs, 0.0).sum(dim=-1)
-    is_known = sums[:, -1] >= top_p
-    goal = uniforms * torch.where(is_known, nucleus, 1.0)
+    is_decided = sums[:, -1] >= top_p  # the nucleus lies within
+    goal = uniforms * torch.where(is_decided, torch.where(is_kept, probs, 0.0).sum(dim=-1), 1.0)
     at = (sums <= goal[:, None]).sum(dim=-1)
     drawn = token_ids.gather(1, at.minimum(is_kept.sum(dim=-1) - 1)[:, None])[:, 0]
-    is_open = torch.where(top_p < 1.0, ~is_known, at >= values.shape[1])
-    rows = is_open.nonzero()[:, 0]
+    is_whole = top_p >= 1.0
+    rows = (~is_decided & is_whole & (at >= values.shape[1])).nonzero()[:, 0]
     if len(rows):
-        drawn[rows] = _draw_sorted(scaled[rows], top_p[rows], uniforms[rows])
+        beyond = (goal[rows] - sums[rows, -1]) / (1.0 - sums[rows, -1])
+        drawn[rows] = _draw_beyond(scaled[rows], token_ids[rows], beyond)
+    rows = (~is_decided & ~is_whole).nonzero()[:, 0]
+    if len(rows):
+        drawn[rows] = _draw_nucleus(scaled[rows], top_p[rows], uniforms[rows])
     return drawn
 
 
-def _draw_sorted(scaled: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
+def _draw_beyond(scaled: Tensor, top_ids: Tensor, uniforms: Tensor) -> Tensor:
+    """A token that is not among `top_ids`, by the inverse CDF over token order."""
+    sums = torch.softmax(scaled, dim=-1).scatter(1, top_ids, 0.0).double().cumsum(dim=-1)
+    goal = uniforms.double().clamp(0.0, 1.0)[:, None] * sums[:, -1:]
+    at = torch.searchsorted(sums, goal, right=True)
+    last = torch.searchsorted(sums, sums[:, -1:])  # the last token with any mass, should rounding go beyond
+    return at.minimum(last)[:, 0]
+
+
+def _draw_nucleus(scaled: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
     probs, token_ids = torch.softmax(scaled, dim=-1).sort(dim=-1, descending=True)
     sums = probs.double().cumsum(dim=-1)
     sums = sums / sums[:, -1:]
