@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,8 @@ from specdiff_dist.errors import InvalidConfig
 if TYPE_CHECKING:
     from specdiff_dist.train.answers import AnswerStore
     from specdiff_dist.train.run import Made, RunOptions
+
+_REPORT_S = 30.0
 
 Minutes = Annotated[
     float | None, typer.Option(min=0.1, help="Time for everything: half of it for data unless --data-minutes is given.")
@@ -82,11 +85,17 @@ def train(folder: Path, answers: AnswerStore, verifier: str, options: RunOptions
     )  # fmt: skip
     with bar:
         task = bar.add_task("training", total=None, rate="")
+        reported = time.monotonic()
 
         def on_progress(line: dict[str, Any]) -> None:
+            nonlocal reported
             if line["event"] == "step":
                 rate = f"loss {line['loss']:.3f}  {line['blocks_per_s']:.0f} blocks/s"
                 bar.update(task, completed=line["step"] + 1, total=line["num_steps"], rate=rate)
+                now = time.monotonic()
+                if not stderr.is_terminal and now - reported >= _REPORT_S:  # a log file shows no bar
+                    reported = now
+                    say(f"step {line['step'] + 1} of {line['num_steps'] or '?'}, {rate}")
             elif line["event"] == "evaluation":
                 say(_evaluation_line(line))
 
