@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from specdiff_dist.drafters.block_model import BlockModelConfig
@@ -53,7 +53,7 @@ def export(
     if draft_vocab is not None:
         tensors["draft_vocab"] = torch.from_numpy(draft_vocab.astype(np.int32))
     temporary = folder / "drafter.tmp"
-    save_file(tensors, temporary, metadata={"format": "pt"})
+    temporary.write_bytes(save(tensors, metadata={"format": "pt"}))  # with the permissions of any other file
     os.replace(temporary, folder / "drafter.safetensors")
     _write(folder / "config.json", json.dumps(_config_json(config, record), indent=1) + "\n")
     _write(folder / "README.md", model_card(record, tensors))
