@@ -161,7 +161,7 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 def _array(path: Path, name: str) -> np.ndarray:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             array = arrays[name]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidConfig(f"{path} is damaged ({error}); remove it, and it will be made again") from error

@@ -46,9 +46,10 @@ class BatchWriter:
     def write(self, jobs: Sequence[Job], then: Callable[[Written], Sequence[Job]], *, longest: int) -> None:
         """Continues all `jobs`, and the further ones that `then` returns when it is told of a finished one.
 
-        `longest`: no job has more tokens. The same jobs give the same result on the same machine, in the same order.
+        `longest`: no job has more tokens. Neighbours of similar length waste least. The same jobs give the same results in
+        the same order, on the same machine.
         """
-        queue = deque(sorted(jobs, key=lambda job: -len(job.token_ids)))
+        queue = deque(jobs)
         rows = BatchRows(self._model, self._batch_size, longest + self._max_new_tokens, self._max_new_tokens)
         shared = _shared_prefix([job.token_ids for job in queue])
         rows.open(shared)

@@ -52,8 +52,7 @@ class ShardWriter:
         faults: Counter[str] = Counter()
 
         def then(written: Written) -> Sequence[Job]:
-            label = written.job.label
-            assert isinstance(label, _Label)
+            label = _label(written.job)
             if label.is_prompt:
                 job, fault = self._answer_to(written, label.task)
                 faults[f"prompt: {fault}"] += fault is not None
@@ -66,7 +65,10 @@ class ShardWriter:
                 faults[f"answer: {fault}"] += 1
             return []
 
-        self._writer.write([self._job(task) for task in tasks], then, longest=self._longest)
+        jobs = [self._job(task) for task in tasks]
+        # prompts to be written come first, since answers to them follow; then equal lengths together
+        jobs.sort(key=lambda job: (not _label(job).is_prompt, -len(job.token_ids)))
+        self._writer.write(jobs, then, longest=self._longest)
         return [found[number] for number in sorted(found)], +faults
 
     def remember(self, prompt: IntArray) -> None:
@@ -102,6 +104,11 @@ class ShardWriter:
             return None, "repeated"
         self._known.add(known)
         return _answer_job(task, prompt, _ANSWER_TO_SELF), None
+
+
+def _label(job: Job) -> _Label:
+    assert isinstance(job.label, _Label)
+    return job.label
 
 
 def _answer_job(task: Task, prompt: IntArray, purpose: int) -> Job:

@@ -62,9 +62,9 @@ def draw(logits: Tensor, tops: tuple[Tensor, Tensor], temperature: Tensor, top_p
 def _draw_beyond(scaled: Tensor, top_ids: Tensor, uniforms: Tensor) -> Tensor:
     """A token that is not among `top_ids`, by the inverse CDF over token order."""
     sums = torch.softmax(scaled, dim=-1).scatter(1, top_ids, 0.0).double().cumsum(dim=-1)
-    goal = uniforms.double().clamp(0.0, 1.0)[:, None] * sums[:, -1:]
-    at = torch.searchsorted(sums, goal, right=True)
-    last = torch.searchsorted(sums, sums[:, -1:])  # the last token with any mass, should rounding go beyond
+    mass = sums[:, -1:].contiguous()
+    at = torch.searchsorted(sums, uniforms.double().clamp(0.0, 1.0)[:, None] * mass, right=True)
+    last = torch.searchsorted(sums, mass)  # the last token with any mass, should rounding go beyond
     return at.minimum(last)[:, 0]
 
 

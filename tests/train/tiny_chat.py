@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -29,10 +29,13 @@ def write_chat_model(folder: Path, seed: int = 0) -> Path:
         bos_token_id=1, pad_token_id=0, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
+    return write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> Path:
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, "user", "assistant", *WORDS])}
     backend = Tokenizer(WordLevel(vocabulary, unk_token=SPECIAL[0]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    backend.decoder = decoders.Fuse() if False else decoders.WordPiece(prefix="\x00", cleanup=False)  # pyright: ignore
     backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     backend.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
