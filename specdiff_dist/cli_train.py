@@ -88,12 +88,8 @@ def train_drafter(
     losses = LossOptions(**training.parse_loss(loss), weighting=weighting, decay=decay)
     network = NetworkOptions(num_layers, training.parse_layers(layers), initial, draft_vocab, not cut_prefix)
     batches = BatchOptions(answers_per_batch, blocks_per_answer, block_size, fully_masked=fully_masked, seed=seed)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
     report: dict[str, object] = {}
-    with processes.joined(device) as own_device:
+    with processes.joined(device, threads) as own_device:
         if processes.is_first() and not (output / "checkpoints" / "checkpoint.safetensors").exists():
             if data_minutes is None and minutes is not None and not data_only:
                 data_minutes = minutes / 2

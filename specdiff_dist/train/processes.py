@@ -14,8 +14,13 @@ _PATIENCE = timedelta(hours=12)  # rank 0 makes the data while the others wait
 
 
 @contextmanager
-def joined(device: str) -> Iterator[str]:
-    """Joins the processes that torchrun's environment names; alone it does nothing. Yields the device of this one."""
+def joined(device: str, num_threads: int | None = None) -> Iterator[str]:
+    """Joins the processes that torchrun's environment names, if any. Yields the device of this one.
+
+    num_threads: CPU threads of each process; None leaves them alone.
+    """
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield device
         return
