@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
+from specdiff_dist import cli_training as training
 from specdiff_dist.cli_options import Threads, say, stderr
 from specdiff_dist.errors import InvalidConfig
 
@@ -47,32 +48,72 @@ def train_drafter(
     data_dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")] = "auto",
     device: Annotated[str, typer.Option(help="A torch device, or auto: CUDA where there is one.")] = "auto",
     threads: Threads = None,
+    minutes: training.Minutes = None,
+    steps: training.Steps = None,
+    num_layers: training.NumLayers = 4,
+    layers: training.Layers = None,
+    initial: training.Initial = None,
+    draft_vocab: training.DraftVocab = 8192,
+    block_size: training.BlockSize = 8,
+    learning_rate: training.LearningRate = 1e-3,
+    answers_per_batch: training.AnswersPerBatch = 4,
+    blocks_per_answer: training.BlocksPerAnswer = 32,
+    accumulate: training.Accumulate = 1,
+    loss: training.LossShares = "kl=0.7,ce=0.3",
+    weighting: training.Weighting = "decay",
+    decay: training.Decay = 4.0,
+    fully_masked: training.FullyMasked = 0.5,
+    cut_prefix: training.CutPrefix = False,
+    evaluations: training.Evaluations = 8,
+    patience: training.Patience = 4,
     data_only: Annotated[bool, typer.Option("--data-only", help="End when the answers are made.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, the last line of stdout.")] = False,
 ) -> None:
     """Train a drafter on the verifier's own answers. Interrupted, it goes on where it stopped."""
+    from specdiff_dist.train import processes
+    from specdiff_dist.train.answers import AnswerStore
+    from specdiff_dist.train.batches import BatchOptions
     from specdiff_dist.train.data import DataSettings
+    from specdiff_dist.train.losses import LossOptions
+    from specdiff_dist.train.run import NetworkOptions, RunOptions
+    from specdiff_dist.train.trainer import TrainOptions
 
+    started = time.monotonic()
+    if minutes is not None and steps is not None:
+        raise InvalidConfig("give either --minutes or --steps")
     settings = DataSettings(
-        self_written=self_written,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        shard_size=shard_size,
-        seed=seed,
-        dtype=data_dtype,
-        device=device,
-    )
-    made = _make_data(
-        output / "data", verifier, prompts or [], evaluation_prompts or [], num_answers, settings, data_minutes, threads
-    )
-    if data_only:
-        _finish({"data": _data_report(made)}, as_json)
-        return
-    raise InvalidConfig(f"the answers are in {made.store.folder}; give --data-only, for training is not there yet")
-
-
-def _finish(report: dict[str, object], as_json: bool) -> None:
-    if as_json:
+        self_written=self_written, max_new_tokens=max_new_tokens, batch_size=batch_size, shard_size=shard_size, seed=seed,
+        dtype=data_dtype, device=device,
+    )  # fmt: skip
+    losses = LossOptions(**training.parse_loss(loss), weighting=weighting, decay=decay)
+    network = NetworkOptions(num_layers, training.parse_layers(layers), initial, draft_vocab, not cut_prefix)
+    batches = BatchOptions(answers_per_batch, blocks_per_answer, block_size, fully_masked=fully_masked, seed=seed)
+    report: dict[str, object] = {}
+    with processes.joined(device, threads) as own_device:
+        if processes.is_first() and not (output / "checkpoints" / "checkpoint.safetensors").exists():
+            if data_minutes is None and minutes is not None and not data_only:
+                data_minutes = minutes / 2
+            made = _make_data(
+                output / "data", verifier, prompts or [], evaluation_prompts or [], num_answers, settings, data_minutes
+            )
+            report["data"] = _data_report(made)
+        processes.wait_for_all()
+        if not data_only:
+            length = {"num_steps": steps or 2000}
+            if minutes is not None:  # what is left, but for loading, calibration and export
+                length = {"minutes": max(0.9 * (minutes - (time.monotonic() - started) / 60), 0.1)}
+            lengths: Any = length
+            options = RunOptions(
+                TrainOptions(
+                    **lengths, learning_rate=learning_rate, accumulate=accumulate, num_evaluations=evaluations,
+                    patience=patience, loss=losses,
+                ),
+                network, batches, own_device,
+            )  # fmt: skip
+            drafter = training.train(output, AnswerStore.open(output / "data"), verifier, options)
+            report["training"] = training.training_report(drafter)
+        is_first = processes.is_first()
+    if as_json and is_first:
         print(json.dumps(report))
 
 
@@ -84,7 +125,6 @@ def _make_data(
     num_answers: int,
     settings: DataSettings,
     minutes: float | None,
-    threads: int | None,
 ) -> MadeAnswers:
     """The first part: the verifier's answers, with a progress bar."""
     from specdiff_dist.train.data import Progress, make_answers
@@ -118,7 +158,6 @@ def _make_data(
             folder,
             settings=settings,
             deadline_s=None if minutes is None else 60.0 * minutes,
-            num_threads=threads,
             progress=Progress(say, lambda count: bar.update(task, completed=count), on_tokens),
         )
     left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(made.left_out.items()))

@@ -71,7 +71,9 @@ def block_model(model: LlamaForCausalLM, *, dtype: torch.dtype = torch.float32, 
     )
 
 
-def save_drafter(folder: Path, model: LlamaForCausalLM, **changes: int) -> Path:
+def save_drafter(
+    folder: Path, model: LlamaForCausalLM, *, draft_vocab: torch.Tensor | None = None, **changes: int
+) -> Path:
     """A drafter folder in the package's format."""
     import dataclasses
     import json
@@ -80,5 +82,6 @@ def save_drafter(folder: Path, model: LlamaForCausalLM, **changes: int) -> Path:
     fields = dataclasses.asdict(block_config(**changes))
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
     (folder / "config.json").write_text(json.dumps(fields))
-    save_file(block_weights(model), folder / "drafter.safetensors")
+    weights = block_weights(model) if draft_vocab is None else {**block_weights(model), "draft_vocab": draft_vocab}
+    save_file(weights, folder / "drafter.safetensors")
     return folder

@@ -19,7 +19,10 @@ class AcceptanceCalibration:
     bins stay sensible. Only positions that were really reached (tested) count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prior: FloatArray | None = None) -> None:
+        """prior: [positions, NUM_BINS], what the drafter's training found (config.json, "calibration"): bins shrink towards
+        it instead of towards the confidence; further positions take its last row. Values 0 … 1, not falling in a row."""
+        self._prior = prior
         self._tried = np.zeros((MAX_POSITIONS, NUM_BINS))
         self._accepted = np.zeros((MAX_POSITIONS, NUM_BINS))
 
@@ -28,11 +31,18 @@ class AcceptanceCalibration:
         n = len(confidences)
         bins = _bins(confidences)
         positions = np.minimum(np.arange(n), MAX_POSITIONS - 1)
-        overall = (self._accepted.sum(0)[bins] + PRIOR_STRENGTH * confidences) / (
+        expected = self._expected(confidences, positions)
+        overall = (self._accepted.sum(0)[bins] + PRIOR_STRENGTH * expected) / (
             self._tried.sum(0)[bins] + PRIOR_STRENGTH
         )
         own = self._accepted[positions, bins] + PRIOR_STRENGTH * overall
         return own / (self._tried[positions, bins] + PRIOR_STRENGTH)
+
+    def _expected(self, confidences: FloatArray, positions: np.ndarray) -> FloatArray:
+        if self._prior is None:
+            return confidences
+        rows = self._prior[np.minimum(positions, len(self._prior) - 1)]
+        return np.array([np.interp(value, _CENTRES, row) for value, row in zip(confidences, rows, strict=True)])
 
     def mean(self, num_positions: int) -> FloatArray:
         """Acceptance by position, whatever the confidence: for tokens that are not drafted yet. [num_positions]."""
@@ -50,6 +60,9 @@ class AcceptanceCalibration:
         bins = _bins(confidences[:num_reached])
         np.add.at(self._tried, (positions, bins), 1.0)
         np.add.at(self._accepted, (positions[:num_accepted], bins[:num_accepted]), 1.0)
+
+
+_CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
 
 
 def _bins(confidences: FloatArray) -> np.ndarray:

@@ -40,6 +40,11 @@ class BlockDiffusionDrafter:
         """`vocab_size`: ids ≥ this are never proposed (padding of the output matrix); default: all of the matrix."""
         self._model = model
         config = model.config
+        self._num_columns = model.num_columns(vocab_size or config.vocab_size)
+        if self._num_columns == 0:
+            raise InvalidConfig(
+                f"drafter {name!r} proposes no token the verifier has: its draft_vocab fits another one"
+            )
         self._info = DrafterInfo(
             name=name, vocab_size=min(vocab_size or config.vocab_size, config.vocab_size),
             max_model_len=config.max_position_embeddings, max_draft_tokens=config.max_block_size,
@@ -68,7 +73,7 @@ class BlockDiffusionDrafter:
         config = BlockModelConfig.read(folder)
         embedding, output = read_embeddings(verifier_folder)
         _check_fits(config, embedding, name=name, verifier=verifier_folder.name)
-        model = BlockModel(config, _load_weights(folder), embedding, output, dtype=torch_dtype, device=where)
+        model = BlockModel(config, load_weights(folder), embedding, output, dtype=torch_dtype, device=where)
         return BlockDiffusionDrafter(
             model, name=name, vocab_size=real_vocab_size(verifier_folder), max_sessions=max_sessions
         )
@@ -103,7 +108,7 @@ class BlockDiffusionDrafter:
         started = time.perf_counter()
         try:
             session.cache.crop(length)
-            predictor = _Predictor(self._model, session.cache, new_ids, self._info.vocab_size, call)
+            predictor = _Predictor(self._model, session.cache, new_ids, self._num_columns, call)
             token_ids, proposals, confidences, max_probs = denoise(
                 predictor.predict, num_tokens, call.effort, call.sampling, call.draft_top_k, call.seed,
                 anchor_position, num_before,
@@ -123,9 +128,9 @@ class _Predictor:
     """`denoise`'s callback for one call: the first prediction also adds the new committed tokens to the cache."""
 
     def __init__(
-        self, model: BlockModel, cache: BlockCache, new_ids: IntArray, vocab_size: int, call: DraftCall
+        self, model: BlockModel, cache: BlockCache, new_ids: IntArray, num_columns: int, call: DraftCall
     ) -> None:
-        self._model, self._cache, self._vocab_size = model, cache, vocab_size
+        self._model, self._cache, self._num_columns = model, cache, num_columns
         self._sampling, self._draft_top_k = call.sampling, call.draft_top_k
         ids = torch.from_numpy(new_ids.astype(np.int64)).to(model.device)
         drafted = torch.from_numpy(call.drafted_token_ids.astype(np.int64)).to(model.device)
@@ -144,23 +149,29 @@ class _Predictor:
         hidden = self._forward(self._pending, torch.cat([self._given, known]))
         self._pending = self._pending[:0]
         wanted = torch.from_numpy(positions + len(self._given) - 1).to(device)
-        logits = self._model.logits(hidden[wanted])[:, : self._vocab_size]
-        return predict_rows(logits, self._sampling, self._draft_top_k)
+        logits = self._model.logits(hidden[wanted])[:, : self._num_columns]
+        return predict_rows(logits, self._sampling, self._draft_top_k, self._model.draft_vocab)
 
     def _forward(self, causal_ids: Tensor, block_ids: Tensor) -> Tensor:
         self.num_forwards += 1
         return self._model.forward(self._cache, causal_ids, block_ids)
 
 
-def predict_rows(logits: Tensor, sampling: SamplingParams, draft_top_k: int) -> Prediction:
-    """Proposals from float32 logits [k, V]: the `draft_top_k` largest leave the device, the rest is truncation there.
+def predict_rows(
+    logits: Tensor, sampling: SamplingParams, draft_top_k: int, draft_vocab: Tensor | None = None
+) -> Prediction:
+    """Proposals from float32 logits [k, c]: the `draft_top_k` largest leave the device, the rest is truncation there.
 
-    `max_probs` is relative to the full softmax at temperature 1; `entropies` are those of the candidates alone.
-    Raises InvalidRows on NaN or infinite logits.
+    Column j is about token draft_vocab[j] (None: token j). `max_probs` is relative to the softmax over all columns at
+    temperature 1; `entropies` are those of the candidates alone. Raises InvalidRows on NaN or infinite logits.
     """
     candidates = torch.topk(logits, min(draft_top_k, logits.shape[-1]), dim=-1)
     log_totals = torch.logsumexp(logits, dim=-1).cpu().numpy()
-    values, ids = candidates.values.cpu().numpy(), candidates.indices.cpu().numpy()
+    columns = candidates.indices
+    values, ids = (
+        candidates.values.cpu().numpy(),
+        (columns if draft_vocab is None else draft_vocab[columns]).cpu().numpy(),
+    )
     if not np.all(np.isfinite(log_totals)) or not np.all(np.isfinite(values[:, 0])):
         raise InvalidRows("the drafter's logits are NaN or infinite; its weights are broken")
     log_probs = values.astype(np.float64) - log_totals[:, None]
@@ -193,7 +204,8 @@ def _check_fits(config: BlockModelConfig, embedding: Tensor, *, name: str, verif
             )
 
 
-def _load_weights(folder: Path) -> dict[str, Tensor]:
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a drafter folder's one safetensors file. Raises ModelUnavailable."""
     files = sorted(folder.glob("*.safetensors"))
     if len(files) != 1:
         raise ModelUnavailable(f"{folder} should hold one safetensors file, not {len(files)}")

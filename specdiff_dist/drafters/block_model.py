@@ -3,6 +3,8 @@
 Inputs: committed tokens, causal, KV-cached; then a block [anchor, token or mask, …]. A block position sees the whole
 prefix and the whole block; the output at block position j is about the token *after* it. Block rows are never kept in
 the cache, so a cached row depends on committed tokens to its left alone and stays valid whatever is rejected later.
+
+A drafter may carry `draft_vocab`: the token ids it proposes. Its output matrix is then those rows of the verifier's alone.
 """
 
 from __future__ import annotations
@@ -115,7 +117,8 @@ class BlockModel:
         device: torch.device,
     ) -> None:
         """weights: the tensors of drafter.safetensors; embedding, output: the verifier's [V, H]. Raises ModelUnavailable
-        when a tensor is missing or has another shape than `config` says."""
+        when a tensor is missing or has another shape than `config` says, InvalidConfig when `draft_vocab` is no ascending
+        list of token ids."""
         self.config, self.device = config, device
         self.dtype = torch.float32 if dtype == torch.qint8 else dtype
         make_linear = int8_linear if dtype == torch.qint8 else dense_linear
@@ -150,7 +153,10 @@ class BlockModel:
         self._mask_embedding = take("mask_embedding", hidden)
         # Looked up a few rows at a time: half precision is kept for the table even where the arithmetic is float32.
         self._embedding = embedding.to(device=device, dtype=torch.bfloat16 if dtype == torch.qint8 else self.dtype)
-        self._output = make_linear(output.to(device=device, dtype=self.dtype))
+        self.draft_vocab = _draft_vocab(weights.get("draft_vocab"), config.vocab_size, device)
+        rows = output if self.draft_vocab is None else output[self.draft_vocab.to(output.device)]
+        self._output = make_linear(rows.to(device=device, dtype=self.dtype))
+        self._eps = torch.tensor(config.rms_norm_eps, device=device)
         self._cos_sin = self._rotary_table(256)
 
     def new_cache(self) -> BlockCache:
@@ -166,8 +172,7 @@ class BlockModel:
         Returns the normed hidden states of the block positions, [b, H].
         """
         start, num_causal, num_block = cache.length, len(causal_ids), len(block_ids)
-        num_rows = num_causal + num_block
-        end = start + num_rows
+        end = start + num_causal + num_block
         cache.reserve(end)
         if end > len(self._cos_sin[0]):
             self._cos_sin = self._rotary_table(2 * end)
@@ -176,20 +181,38 @@ class BlockModel:
 
         x = self._embed(torch.cat([causal_ids, block_ids]))
         for index, layer in enumerate(self._layers):
-            x = x + self._attend(layer, cache, index, self._normed(x, layer.input_norm), cos, sin, mask)
+            # Of the last layer's causal rows only the keys and values are ever looked at.
+            first = num_causal if num_block and index == len(self._layers) - 1 else 0
+            attended = self._attend(layer, cache, index, self._normed(x, layer.input_norm), cos, sin, mask, first)
+            x = x[first:] + attended
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down(silu(gate) * up)
+            x = x + layer.down(silu(gate).mul_(up))
         cache.length = start + num_causal
-        return self._normed(x[num_causal:], self._norm)
+        return self._normed(x[len(x) - num_block :], self._norm)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [k, V] for hidden states [k, H]."""
+        """float32 [k, V] for hidden states [k, H]; with a `draft_vocab` [Vd], column j is about token draft_vocab[j]."""
         return self._output(hidden).float()
 
+    def num_columns(self, vocab_size: int) -> int:
+        """How many leading columns of `logits` are about token ids < vocab_size."""
+        if self.draft_vocab is None:
+            return min(vocab_size, self.config.vocab_size)
+        return int((self.draft_vocab < vocab_size).sum())
+
     def _attend(
-        self, layer: _Layer, cache: BlockCache, index: int, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+        self,
+        layer: _Layer,
+        cache: BlockCache,
+        index: int,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        first: int,
     ) -> Tensor:
+        """Attention of the rows from `first` on; the keys and values of all rows go into the cache."""
         config, num_rows = self.config, len(x)
         kv_heads, group = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
         qkv = layer.qkv(x).view(num_rows, -1, config.head_dim)
@@ -198,41 +221,59 @@ class BlockModel:
         cache.keys[index, :, cache.length : end] = rotated[:, group * kv_heads :].transpose(0, 1)
         cache.values[index, :, cache.length : end] = qkv[:, (group + 1) * kv_heads :].transpose(0, 1)
         # Query heads that share a key head become further query rows: one attention per key head, nothing repeated.
-        query = rotated[:, : group * kv_heads].view(num_rows, kv_heads, group, config.head_dim)
-        query = query.permute(1, 2, 0, 3).reshape(1, kv_heads, group * num_rows, config.head_dim)
+        num_queries = num_rows - first
+        query = rotated[first:, : group * kv_heads].view(num_queries, kv_heads, group, config.head_dim)
+        query = query.transpose(0, 1).reshape(1, kv_heads, num_queries * group, config.head_dim)
         attended = scaled_dot_product_attention(
             query, cache.keys[None, index, :, :end], cache.values[None, index, :, :end],
-            attn_mask=mask,
+            attn_mask=None if mask is None or first else mask,
         )  # fmt: skip
-        attended = attended.view(kv_heads, group, num_rows, config.head_dim).permute(2, 0, 1, 3)
-        return layer.attention_output(attended.reshape(num_rows, -1))
+        attended = attended.view(kv_heads, num_queries, -1).transpose(0, 1)
+        return layer.attention_output(attended.reshape(num_queries, -1))
 
     def _attention_mask(self, start: int, num_causal: int, num_block: int) -> Tensor | None:
-        """bool [group * (m + b), start + m + b], true where a query row (see `_attend`) may look; None where all may
+        """[(m + b) * group, start + m + b], 0 where a query row (see `_attend`) may look, else -inf; None where all may
         look everywhere."""
         if num_causal == 0 or (num_causal == 1 and num_block == 0):
             return None
-        columns = torch.arange(start + num_causal + num_block, device=self.device)
-        last = start + torch.arange(num_causal + num_block, device=self.device)
-        last[num_causal:] = len(columns)
+        end = start + num_causal + num_block
         group = self.config.num_attention_heads // self.config.num_key_value_heads
-        return (columns <= last[:, None]).repeat(group, 1)
+        hidden = torch.full((num_causal, end), -torch.inf, dtype=self.dtype, device=self.device).triu_(start + 1)
+        hidden = torch.cat([hidden, hidden.new_zeros(num_block, end)])
+        return hidden.repeat_interleave(group, 0)
 
     def _embed(self, ids: Tensor) -> Tensor:
         rows = self._embedding[ids.clamp(min=0)].to(self.dtype)
         return torch.where((ids == MASK_ID)[:, None], self._mask_embedding, rows)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+        if x.dtype != torch.float32:
+            return rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+        # The same in half the operators: at a few rows a step costs as much for their number as for the arithmetic.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps, norm, norm, value=1 / self.config.hidden_size).rsqrt_()
+        return (x * scale).mul_(weight)
 
-    def _rotary_table(self, length: int) -> tuple[Tensor, Tensor]:
+    def _rotary_table(self, length: int) -> tuple[Tensor, ...]:
         half = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32) / self.config.head_dim
         angles = torch.outer(torch.arange(length, dtype=torch.float32), self.config.rope_theta**-half)
-        angles = torch.cat([angles, angles], dim=-1)
-        return angles.cos().to(self.device, self.dtype), angles.sin().to(self.device, self.dtype)
+        cos, sin = angles.cos(), angles.sin()
+        return tuple(torch.cat(pair, dim=-1).to(self.device, self.dtype) for pair in ((cos, cos), (-sin, sin)))
+
+
+def _draft_vocab(ids: Tensor | None, vocab_size: int, device: torch.device) -> Tensor | None:
+    """int64 [Vd], checked."""
+    if ids is None:
+        return None
+    if ids.ndim != 1 or len(ids) == 0 or ids.is_floating_point():
+        raise InvalidConfig(f"draft_vocab must be a list of token ids, not {ids.dtype} of shape {tuple(ids.shape)}")
+    ids = ids.to(device=device, dtype=torch.int64)
+    if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or not bool((ids[1:] > ids[:-1]).all()):
+        raise InvalidConfig(f"draft_vocab must be ascending token ids 0 … {vocab_size - 1}; export the drafter again")
+    return ids
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [rows, heads, head_dim]; cos, sin: [rows, 1, head_dim]."""
+    """Rotary embedding of x [rows, heads, head_dim]; cos, sin: [rows, 1, head_dim], the first half of sin negated."""
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.addcmul(x * cos, torch.cat([second, first], dim=-1), sin)

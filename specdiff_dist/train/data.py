@@ -82,21 +82,16 @@ def make_answers(
     *,
     settings: DataSettings | None = None,
     deadline_s: float | None = None,
-    num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> MadeAnswers:
     """Makes whole shards until `folder` holds `num_answers` answers, or until the next one would end after `deadline_s`
     seconds from now (one is always made). Shards that are there are kept; the rest is as if there had been no interruption.
-
-    `num_threads`: CPU threads of the whole process; None leaves them alone.
 
     Raises InvalidConfig (settings that differ from the folder's, or another run at work in it), InvalidRequest (a prompt
     file), ModelUnavailable.
     """
     started = time.monotonic()
     settings, progress = settings or DataSettings(), progress or Progress()
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(folder / ".lock", timeout=0):

@@ -169,6 +169,31 @@ def test_padding_ids_are_never_proposed():
     assert block.proposals.token_ids.max() < 60
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_a_draft_vocab_proposes_its_own_ids_with_their_share(tmp_path, sampling):
+    llama = tiny_llama()
+    chosen = torch.tensor([2, 9, 33, 58, 59, 71, 98], dtype=torch.int32)
+    folder = save_drafter(tmp_path / "drafter", llama, draft_vocab=chosen)
+    verifier = save_verifier(tmp_path / "verifier", llama, num_words=95)
+    drafter = load_drafter(str(folder), verifier=str(verifier), dtype="float32", device="cpu")
+    assert isinstance(drafter, BlockDiffusionDrafter)
+    block = draft(drafter, [5, 6, 7], sampling=sampling)
+    model = block_model(llama)
+    hidden = model.forward(model.new_cache(), torch.tensor([5, 6]), torch.tensor([7, MASK_ID, MASK_ID, MASK_ID]))
+    real = chosen[:-1].long()  # 98 is no word of this verifier
+    probs = torch.softmax(model.logits(hidden)[:, real], dim=-1)
+    np.testing.assert_allclose(block.max_probs, probs.amax(dim=-1), atol=1e-6)
+    for index in range(4):
+        token_ids, row = block.proposals.row(index)
+        if sampling.is_greedy:
+            assert token_ids.tolist() == [real[probs[index].argmax()]]
+        else:
+            assert token_ids.tolist() == real.tolist()
+            np.testing.assert_allclose(row, probs[index], atol=1e-6)
+    with pytest.raises(InvalidConfig, match="draft_vocab"):
+        BlockDiffusionDrafter(drafter._model, name="tiny", vocab_size=2)
+
+
 def test_entropy_and_max_prob_do_not_depend_on_the_sampling_parameters():
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     plain = predict_rows(logits, SAMPLED, 50)

@@ -128,3 +128,23 @@ def test_the_config_file_is_checked(tmp_path):
     path.unlink()
     with pytest.raises(ModelUnavailable):
         BlockModelConfig.read(tmp_path)
+
+
+def test_a_draft_vocab_selects_rows_of_the_output_matrix():
+    llama = tiny_llama()
+    weights, table = block_weights(llama), llama.model.embed_tokens.weight.detach()
+
+    def build(draft_vocab: Tensor) -> BlockModel:
+        tensors = {**weights, "draft_vocab": draft_vocab}
+        return BlockModel(block_config(), tensors, table, table, dtype=torch.float32, device=torch.device("cpu"))
+
+    hidden = torch.randn(2, 32)
+    model = build(torch.tensor([3, 7, 40, 99], dtype=torch.int32))
+    np.testing.assert_allclose(model.logits(hidden), block_model(llama).logits(hidden)[:, [3, 7, 40, 99]], atol=1e-5)
+    assert model.draft_vocab is not None and model.draft_vocab.tolist() == [3, 7, 40, 99]
+    assert [model.num_columns(size) for size in (3, 41, 100)] == [0, 3, 4]
+    for bad in ([3, 3], [7, 3], [-1, 4], [4, VOCAB_SIZE], []):
+        with pytest.raises(InvalidConfig, match="draft_vocab"):
+            build(torch.tensor(bad, dtype=torch.int32))
+    with pytest.raises(InvalidConfig, match="draft_vocab"):
+        build(torch.tensor([1.0, 2.0]))

@@ -1,0 +1,104 @@
+"""From a drafter's confidence to the probability that the token is accepted, by block position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdiff_dist.core.calibration import NUM_BINS
+from specdiff_dist.train.evaluation import Outcomes, calibration_error
+
+_STRENGTH = 20.0  # pseudo-observations with which a sparse bin leans on all positions together
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """P(match | reached, confidence) over 16 equal confidence bins; never falling in the confidence.
+
+    table: [B, 16], read at the bins' centres and in between by straight lines.
+    """
+
+    table: _Floats
+    ece_before: float  # on blocks it was not fitted on
+    ece_after: float
+    ece_by_position: list[float]
+
+    def __call__(self, confidence: NDArray[np.floating], position: int) -> _Floats:
+        return np.interp(confidence, _CENTRES, self.table[min(position, len(self.table) - 1)])
+
+    def as_json(self) -> dict[str, Any]:
+        """What config.json keeps under "calibration"."""
+        return {
+            "kind": "isotonic",
+            "num_bins": NUM_BINS,
+            "table": [[round(float(value), 4) for value in row] for row in self.table],
+            "ece_before": round(self.ece_before, 4),
+            "ece_after": round(self.ece_after, 4),
+            "ece_by_position": [round(value, 4) for value in self.ece_by_position],
+        }
+
+
+_CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+
+
+def fit(outcomes: Outcomes) -> Calibration:
+    """Fits on every second answer and measures on the others. Only reached positions count, as in decoding."""
+    own, other = (_of(outcomes, outcomes.answer % 2 == half) for half in (0, 1))
+    found = Calibration(_fit_table(own), 0.0, 0.0, [])
+    reached = other.is_reached
+    before, after, happened, by_position = [], [], [], []
+    for position in range(reached.shape[1]):
+        at = reached[:, position]
+        confidence, match = other.confidence[at, position], other.is_match[at, position]
+        calibrated = found(confidence, position)
+        by_position.append(calibration_error(calibrated, match))
+        before.append(confidence)
+        after.append(calibrated)
+        happened.append(match)
+    together = np.concatenate(happened)
+    return replace(
+        found,
+        ece_before=calibration_error(np.concatenate(before), together),
+        ece_after=calibration_error(np.concatenate(after), together),
+        ece_by_position=by_position,
+    )
+
+
+def _fit_table(outcomes: Outcomes) -> _Floats:
+    bins = np.minimum((outcomes.confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    reached, match = outcomes.is_reached, outcomes.is_match
+    num_positions = reached.shape[1]
+    tried, matched = np.zeros((num_positions, NUM_BINS)), np.zeros((num_positions, NUM_BINS))
+    for position in range(num_positions):
+        at = reached[:, position]
+        tried[position] = np.bincount(bins[at, position], minlength=NUM_BINS)
+        matched[position] = np.bincount(bins[at, position], weights=match[at, position], minlength=NUM_BINS)
+    # A bin that nothing fell into leans on the confidence itself.
+    overall = (matched.sum(axis=0) + _CENTRES) / (tried.sum(axis=0) + 1.0)
+    rates = (matched + _STRENGTH * overall) / (tried + _STRENGTH)
+    return np.stack([isotonic(row, weights) for row, weights in zip(rates, tried + 1.0, strict=True)])
+
+
+def isotonic(values: _Floats, weights: _Floats) -> _Floats:
+    """The non-falling sequence nearest to `values` in weighted squares (pool adjacent violators)."""
+    means: list[float] = []
+    sizes: list[float] = []
+    counts: list[int] = []
+    for value, weight in zip(values, weights, strict=True):
+        means.append(float(value))
+        sizes.append(float(weight))
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            size = sizes[-2] + sizes[-1]
+            means[-2:] = [(means[-2] * sizes[-2] + means[-1] * sizes[-1]) / size]
+            sizes[-2:] = [size]
+            counts[-2:] = [counts[-2] + counts[-1]]
+    return np.repeat(means, counts)
+
+
+def _of(outcomes: Outcomes, rows: NDArray[np.bool_]) -> Outcomes:
+    return Outcomes(**{name: getattr(outcomes, name)[rows] for name in Outcomes.__slots__})

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import numpy as np
+
+from specdiff_dist.core.calibration import NUM_BINS, AcceptanceCalibration
+
+
+def test_before_any_round_a_confidence_is_taken_as_it_is():
+    confidences = np.array([0.9, 0.2, 0.55])
+    np.testing.assert_allclose(AcceptanceCalibration().estimate(confidences), confidences)
+
+
+def test_a_prior_of_the_drafter_is_where_estimates_start():
+    centres = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+    prior = np.stack([centres**2, 0.5 * centres])
+    calibration = AcceptanceCalibration(prior)
+    found = calibration.estimate(np.array([centres[14], centres[8], centres[3]]))
+    np.testing.assert_allclose(found, [centres[14] ** 2, 0.5 * centres[8], 0.5 * centres[3]])
+    between = (centres[4] + centres[5]) / 2
+    np.testing.assert_allclose(calibration.estimate(np.array([between])), [(centres[4] ** 2 + centres[5] ** 2) / 2])
+    assert calibration.estimate(np.array([1.0]))[0] == prior[0, -1]
+
+
+def test_rounds_outweigh_the_prior():
+    calibration = AcceptanceCalibration(np.full((1, NUM_BINS), 0.1))
+    for _ in range(200):
+        calibration.observe(np.array([0.7]), 1, 1)
+    assert calibration.estimate(np.array([0.7]))[0] > 0.95
