@@ -261,8 +261,9 @@ def _setting(
         "versions": baselines.versions(), "prompt_lookup_num_tokens": baselines.PROMPT_LOOKUP_NUM_TOKENS,
     }  # fmt: skip
     if is_sweep:
-        for name in ("rule", "leniency"):  # what the sweep varies
+        for name in ("rule", "leniency"):  # what the sweep sets
             del setting["config"][name]
+        del setting["config"]["effort"]["num_denoising_steps"]
     return setting
 
 
