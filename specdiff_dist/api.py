@@ -243,7 +243,7 @@ def load_pair(
 
     Args:
         model: a known name (`specdiff models`), a local folder or a hub id.
-        drafter: "diffusion", "prompt-lookup", a folder with weights, or None for plain decoding.
+        drafter: "diffusion", "prompt-lookup", "combined", a folder with weights, or None for plain decoding.
         dtype: "auto", "float32" or "bfloat16", of both models.
         device: "auto", "cpu", "cuda", "cuda:1" …
         num_threads: CPU threads of the models; None leaves PyTorch's choice.

@@ -24,7 +24,7 @@ stderr = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per answer, the last line of stdout.")]
 Model = Annotated[str, typer.Option(help="A known name (see `specdiff models`), a local folder or a hub id.")]
 DrafterName = Annotated[
-    str, typer.Option("--drafter", help="diffusion, prompt-lookup, none, or a folder with drafter weights.")
+    str, typer.Option("--drafter", help="diffusion, prompt-lookup, combined, none, or a folder with drafter weights.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16, for both models.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.", show_default="PyTorch's choice")]
