@@ -81,11 +81,13 @@ def test_a_real_pair_has_the_contracts_keys(specdiff, tiny):
 
 def test_drafters_are_compared_in_one_run(specdiff, tiny):
     dials = ("--tier", "balanced", "--leniency", 0.3, "--temperature", 1.0, "--top-k", 20, "--num-denoising-steps", 2)
-    done = report(specdiff("bench", "speed", *tiny, "--drafter", "prompt-lookup", *dials))
+    others = ("--drafter", "prompt-lookup", "--drafter", f"{tiny[3]}+prompt-lookup")
+    done = report(specdiff("bench", "speed", *tiny, *others, *dials))
 
     numbers = done["sets"]["mine"]
     assert list(numbers["drafters"]) == done["setting"]["drafters"]
-    diffusion, lookup = numbers["drafters"].values()
+    diffusion, lookup, combined = numbers["drafters"].values()
+    assert combined["acceptance_length"] >= 1.0
     assert numbers["tokens_per_s"] == diffusion["tokens_per_s"] != lookup["tokens_per_s"]
     assert diffusion["mean_tv"] > 0.0
     assert numbers["greedy_equal"] is None

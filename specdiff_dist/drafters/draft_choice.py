@@ -12,8 +12,9 @@ from specdiff_dist.core.rows import FloatArray, IntArray
 LONGEST_MATCH = 8  # tokens; longer matches count as this long
 PRIOR_STRENGTH = 4.0  # observations that the rates to begin with are worth
 DECAY = 0.98  # per observation of a kind: a text changes
-LOOKUP_RATES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.75, 0.8, 0.85)
-"""By match length, 1 … LONGEST_MATCH: how often the token copied is the one that comes. To begin with."""
+LOOKUP_RATES = (0.23, 0.50, 0.55, 0.63, 0.66, 0.70, 0.76, 0.86)
+"""By match length, 1 … LONGEST_MATCH: how often the token copied is the one that comes. To begin with; counted in 133 answers
+(21,689 tokens) of SmolLM2-135M-Instruct to training prompts."""
 DIFFUSION_RATES = (0.5, 0.4, 0.35, 0.3)
 """By draft position, the last for all further ones: acceptance given reached. To begin with."""
 DRAFT_COST = 0.15
