@@ -29,12 +29,18 @@ def load_verifier(
 
     from specdiff_dist.models import resolve
     from specdiff_dist.verifiers.causal_lm import CausalLMVerifier
+    from specdiff_dist.verifiers.folder import read_config
+    from specdiff_dist.verifiers.llama_forward import LlamaForward, LlamaShape
     from specdiff_dist.verifiers.transformers_forward import TransformersForward
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     folder = resolve(model)
-    forward = TransformersForward.load(folder.path, dtype=dtype, device=device)
+    shape = LlamaShape.of(read_config(folder.path))
+    if shape is not None:
+        forward = LlamaForward.load(folder.path, shape, dtype=dtype, device=device)
+    else:
+        forward = TransformersForward.load(folder.path, dtype=dtype, device=device)
     forward.max_model_len = min(forward.max_model_len, folder.max_model_len)
     return CausalLMVerifier(
         forward,
