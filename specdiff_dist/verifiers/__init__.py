@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from specdiff_dist.roles import VerifierEngine
 
 
@@ -28,7 +30,7 @@ def load_verifier(
     import torch
 
     from specdiff_dist.models import resolve
-    from specdiff_dist.verifiers.causal_lm import CausalLMVerifier
+    from specdiff_dist.verifiers.causal_lm import CausalLMVerifier, ModelForward
     from specdiff_dist.verifiers.folder import read_config
     from specdiff_dist.verifiers.llama_forward import LlamaForward, LlamaShape
     from specdiff_dist.verifiers.transformers_forward import TransformersForward
@@ -37,6 +39,7 @@ def load_verifier(
         torch.set_num_threads(num_threads)
     folder = resolve(model)
     shape = LlamaShape.of(read_config(folder.path))
+    forward: ModelForward[Any]
     if shape is not None:
         forward = LlamaForward.load(folder.path, shape, dtype=dtype, device=device)
     else:
