@@ -79,7 +79,7 @@ def served(settings: AppSettings) -> Iterator[int]:
 def app_settings(model: str, drafter: str, dtype: str, num_threads: int) -> AppSettings:
     """Both roles compute with `num_threads` threads, as the baselines do."""
     return AppSettings(
-        model=model, drafter=drafter, dtype=dtype, drafter_dtype=dtype,
+        model=model, drafter=drafter, dtype=dtype,
         verifier_num_threads=num_threads, drafter_num_threads=num_threads,
     )  # fmt: skip
 
