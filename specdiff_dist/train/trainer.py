@@ -32,9 +32,9 @@ class TrainOptions:
 
     num_steps: int | None = None
     minutes: float | None = None
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     weight_decay: float = 0.01
-    warmup_steps: int = 20
+    warmup_steps: int = 50
     accumulate: int = 1  # batches per step
     clip: float = 1.0  # gradient norm
     num_evaluations: int = 8  # evenly over the run, besides the one before it
