@@ -96,7 +96,7 @@ def train_drafter(
     report: dict[str, object] = {}
     with processes.joined(device, threads) as own_device:
         has_begun = (output / "checkpoints" / "checkpoint.safetensors").exists()  # then the data must not change
-        if processes.is_first() and not (train_only or has_begun):
+        if processes.is_first() and not (train_only or (has_begun and not data_only)):
             if data_minutes is None and minutes is not None and not data_only:
                 data_minutes = minutes / 2
             made = _make_data(
