@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from specdiff_dist.config import DEFAULT_TIER, TIERS, DecodeConfig
+from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.core.randomness import fresh_seed
-from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.models import ModelFolder, resolve
@@ -77,7 +77,7 @@ class Pair:
         self.tokenizer = tokenizer
         self.drafter = None if drafter is None else LocalDrafter(drafter)
         self.verifier = LocalVerifier(verifier)
-        self._knowledge = Knowledge()  # what speculation policies learn, from all calls
+        self._knowledge = PairKnowledge()  # what speculation policies learn, from all calls
         self._trace: list[list[RoundTrace]] | None = None
         self._runner = asyncio.Runner()
 
@@ -150,7 +150,7 @@ class Pair:
             self.verifier,
             tier=tier,
             detokenizer=detokenizer,
-            knowledge=self._knowledge.for_session(),
+            knowledge=self._knowledge.for_session(config, is_greedy=request.sampling.is_greedy),
             recorder=recorder,
         )
 
