@@ -66,6 +66,7 @@ def train_drafter(
     cut_prefix: training.CutPrefix = False,
     evaluations: training.Evaluations = 8,
     patience: training.Patience = 4,
+    int8: training.Int8 = False,
     data_only: Annotated[bool, typer.Option("--data-only", help="End when the answers are made.")] = False,
     train_only: Annotated[
         bool, typer.Option("--train-only", help="Train on the answers that are there already.")
@@ -114,7 +115,7 @@ def train_drafter(
                     **lengths, learning_rate=learning_rate, accumulate=accumulate, num_evaluations=evaluations,
                     patience=patience, loss=losses,
                 ),
-                network, batches, own_device,
+                network, batches, own_device, export_int8=int8,
             )  # fmt: skip
             drafter = training.train(output, AnswerStore.open(output / "data"), verifier, options)
             report["training"] = training.training_report(drafter)

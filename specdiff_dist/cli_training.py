@@ -47,6 +47,7 @@ FullyMasked = Annotated[
 CutPrefix = Annotated[
     bool, typer.Option("--cut-prefix", help="No gradients through the prefix: faster steps, see train.network.")
 ]
+Int8 = Annotated[bool, typer.Option("--int8", help="Export matrices in 8 bits: half the size of bfloat16.")]
 Evaluations = Annotated[int, typer.Option(min=1, help="Evaluations over the run.")]
 Patience = Annotated[int, typer.Option(min=1, help="Evaluations without improvement before training stops.")]
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from specdiff_dist.config import REVEAL_ORDERS
@@ -18,7 +16,8 @@ from specdiff_dist.drafters.block_model import BlockCache, BlockModel, BlockMode
 from specdiff_dist.drafters.denoise import Prediction, denoise
 from specdiff_dist.drafters.linear import has_int8
 from specdiff_dist.drafters.truncation import truncated_rows
-from specdiff_dist.errors import InvalidConfig, InvalidRequest, InvalidRows, ModelUnavailable
+from specdiff_dist.drafters.weights_file import load_weights
+from specdiff_dist.errors import InvalidConfig, InvalidRequest, InvalidRows
 from specdiff_dist.session_prefix import SessionTable
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, SamplingParams
 from specdiff_dist.verifiers.device import pick_device
@@ -202,14 +201,3 @@ def _check_fits(config: BlockModelConfig, embedding: Tensor, *, name: str, verif
                 f"drafter {name!r} was trained for a {what} of {own}, but verifier {verifier!r} has {needed}; a diffusion "
                 "drafter fits one verifier (use drafter 'prompt-lookup' for any)"
             )
-
-
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a drafter folder's one safetensors file. Raises ModelUnavailable."""
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) != 1:
-        raise ModelUnavailable(f"{folder} should hold one safetensors file, not {len(files)}")
-    try:
-        return load_file(files[0])
-    except (OSError, SafetensorError) as error:
-        raise ModelUnavailable(f"cannot read {files[0]}: {error}") from error

@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specdiff_dist.drafters.block_model import BlockModelConfig
+from specdiff_dist.drafters.weights_file import in_8_bits
 from specdiff_dist.train.calibrate import Calibration
 from specdiff_dist.train.evaluation import Evaluation
 
@@ -46,21 +47,24 @@ def export(
     weights: dict[str, Tensor],
     draft_vocab: NDArray[np.int64] | None,
     record: Record,
+    *,
+    in_int8: bool = False,
 ) -> Path:
-    """Writes config.json, drafter.safetensors (bfloat16) and README.md; returns `folder`."""
+    """Writes config.json, drafter.safetensors (bfloat16, or matrices in 8 bits) and README.md; returns `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     if draft_vocab is not None:
         tensors["draft_vocab"] = torch.from_numpy(draft_vocab.astype(np.int32))
     temporary = folder / "drafter.tmp"
-    temporary.write_bytes(save(tensors, metadata={"format": "pt"}))  # with the permissions of any other file
+    stored = in_8_bits(tensors) if in_int8 else tensors
+    temporary.write_bytes(save(stored, metadata={"format": "pt"}))  # with the permissions of any other file
     os.replace(temporary, folder / "drafter.safetensors")
     _write(folder / "config.json", json.dumps(_config_json(config, record), indent=1) + "\n")
-    _write(folder / "README.md", model_card(record, tensors))
+    _write(folder / "README.md", model_card(record, tensors, in_int8=in_int8))
     return folder
 
 
-def model_card(record: Record, tensors: dict[str, Tensor]) -> str:
+def model_card(record: Record, tensors: dict[str, Tensor], *, in_int8: bool = False) -> str:
     """Markdown: data, recipe, command, time, numbers before and after."""
     num_parameters = sum(tensor.numel() for name, tensor in tensors.items() if name != "draft_vocab")
     vocab = tensors.get("draft_vocab")
@@ -74,7 +78,7 @@ def model_card(record: Record, tensors: dict[str, Tensor]) -> str:
         "",
         "Licence: its layers began as the verifier's, so the verifier's licence applies.",
         "",
-        f"**What it is.** `drafter.safetensors` (bfloat16, {num_parameters / 1e6:.1f} M parameters): a Llama body of "
+        f"**What it is.** `drafter.safetensors` ({'int8' if in_int8 else 'bfloat16'}, {num_parameters / 1e6:.1f} M parameters): a Llama body of "
         f"{len(record.layers)} layers, a final norm, and `mask_embedding`, the input vector of a masked position. It began as "
         f"layers {', '.join(map(str, record.layers))} of {record.origin}. Token embedding and output matrix are the verifier's "
         f"own and are read from its folder, so it fits this verifier only. It proposes {proposes}.",

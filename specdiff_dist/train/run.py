@@ -47,6 +47,7 @@ class RunOptions:
     network: NetworkOptions = field(default_factory=NetworkOptions)
     batches: BatchOptions = field(default_factory=BatchOptions)
     device: str = "auto"
+    export_int8: bool = False  # half the file; not part of what is trained
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +100,7 @@ def make_drafter(
         machine=_machine(device), before=trained.before, after=trained.after, calibration=calibration,
     )  # fmt: skip
     if is_first():
-        export(folder / "drafter", start.config, trained.weights, draft_vocab, record)
+        export(folder / "drafter", start.config, trained.weights, draft_vocab, record, in_int8=options.export_int8)
     ece = (calibration.ece_before, calibration.ece_after)
     return Made(folder / "drafter", trained.before, trained.after, ece, trained)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdiff_dist.drafters.block_diffusion import load_weights
 from specdiff_dist.drafters.block_model import BlockModelConfig
+from specdiff_dist.drafters.weights_file import load_weights
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
 from specdiff_dist.verifiers.folder import read_config, read_embeddings, read_tensor
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,19 @@ def test_from_answers_to_a_drafter_that_drafts(tmp_path):
     block = drafter.draft(DraftCall(prefix, 4, Effort(), SamplingParams(0.0), 8, 0))
     assert block.token_ids.tolist() == [7, 8, 9, 0]
 
+    size = (made.folder / "drafter.safetensors").stat().st_size
+    same = dict(command="specdiff x", on_progress=lines.append)
+    answers = AnswerStore.open(tmp_path / "data")
+    num_lines = len([line for line in lines if line["event"] == "step"])
+    small = make_drafter(tmp_path, answers, "tiny", verifier, replace(options, export_int8=True), **same)
+    assert len([line for line in lines if line["event"] == "step"]) == num_lines  # trained already
+    assert (small.folder / "drafter.safetensors").stat().st_size < 0.65 * size
+    drafter = load_drafter(str(small.folder), verifier=str(verifier), dtype="float32", device="cpu")
+    assert drafter.draft(DraftCall(prefix, 4, Effort(), SamplingParams(0.0), 8, 0)).token_ids.tolist() == [7, 8, 9, 0]
+
     again = from_drafter(made.folder, verifier, layers=[1], block_size=4)
     name = "mlp.up_proj.weight"
-    assert torch.equal(again.weights[f"model.layers.0.{name}"], tensors[f"model.layers.1.{name}"].float())
+    assert torch.allclose(again.weights[f"model.layers.0.{name}"], tensors[f"model.layers.1.{name}"].float(), atol=1e-2)
 
 
 def test_a_network_starts_from_layers_of_the_verifier(tmp_path):
