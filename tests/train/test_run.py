@@ -69,10 +69,17 @@ def test_from_answers_to_a_drafter_that_drafts(tmp_path):
     assert block.token_ids.tolist() == [7, 8, 9, 0]
 
     size = (made.folder / "drafter.safetensors").stat().st_size
-    same = dict(command="specdiff x", on_progress=lines.append)
     answers = AnswerStore.open(tmp_path / "data")
     num_lines = len([line for line in lines if line["event"] == "step"])
-    small = make_drafter(tmp_path, answers, "tiny", verifier, replace(options, export_int8=True), **same)
+    small = make_drafter(
+        tmp_path,
+        answers,
+        "tiny",
+        verifier,
+        replace(options, export_int8=True),
+        command="specdiff x",
+        on_progress=lines.append,
+    )
     assert len([line for line in lines if line["event"] == "step"]) == num_lines  # trained already
     assert (small.folder / "drafter.safetensors").stat().st_size < 0.65 * size
     drafter = load_drafter(str(small.folder), verifier=str(verifier), dtype="float32", device="cpu")
