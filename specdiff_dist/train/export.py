@@ -56,11 +56,11 @@ def export(
     temporary.write_bytes(save(tensors, metadata={"format": "pt"}))  # with the permissions of any other file
     os.replace(temporary, folder / "drafter.safetensors")
     _write(folder / "config.json", json.dumps(_config_json(config, record), indent=1) + "\n")
-    _write(folder / "README.md", model_card(record, tensors))
+    _write(folder / "README.md", model_card(record, tensors, config))
     return folder
 
 
-def model_card(record: Record, tensors: dict[str, Tensor]) -> str:
+def model_card(record: Record, tensors: dict[str, Tensor], config: BlockModelConfig) -> str:
     """Markdown: data, recipe, command, time, numbers before and after."""
     num_parameters = sum(tensor.numel() for name, tensor in tensors.items() if name != "draft_vocab")
     vocab = tensors.get("draft_vocab")
@@ -76,7 +76,7 @@ def model_card(record: Record, tensors: dict[str, Tensor]) -> str:
         "",
         f"**What it is.** `drafter.safetensors` (bfloat16, {num_parameters / 1e6:.1f} M parameters): a Llama body of "
         f"{len(record.layers)} layers, a final norm, and `mask_embedding`, the input vector of a masked position. It began as "
-        f"layers {', '.join(map(str, record.layers))} of {record.origin}. Token embedding and output matrix are the verifier's "
+        f"layers {', '.join(map(str, record.layers))} of {record.origin}. {_about_features(config)}Token embedding and output matrix are the verifier's "
         f"own and are read from its folder, so it fits this verifier only. It proposes {proposes}.",
         "",
         f"**Data.** {record.num_answers} answers of the verifier itself (every 20th held out), sources: {sources}. "
@@ -107,6 +107,16 @@ def model_card(record: Record, tensors: dict[str, Tensor]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _about_features(config: BlockModelConfig) -> str:
+    if not config.feature_layers:
+        return ""
+    layers = ", ".join(map(str, config.feature_layers))
+    return (
+        f"It reads committed tokens as the verifier's hidden states after its layers {layers} (from 0), which come with the "
+        "verify replies. "
+    )
 
 
 def _config_json(config: BlockModelConfig, record: Record) -> dict[str, Any]:
