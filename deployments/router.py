@@ -24,7 +24,7 @@ from deployments.settings import AppSettings
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.exactness import check_exact
 from specdiff_dist.core.features import check_features
-from specdiff_dist.core.speculation import Knowledge
+from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
 from specdiff_dist.quality import EXACT_TIER
@@ -54,7 +54,7 @@ class Router:
         self._settings = settings
         self._tiers = settings.tiers()
         self._tokenizer = None if load_tokenizer is None else load_tokenizer()
-        self._knowledge = Knowledge()  # what speculation policies learn here, from all requests
+        self._knowledge = PairKnowledge()  # what speculation policies learn here, from all requests
         caller = ray.get_runtime_context().current_actor
         pool = ChannelPool()
         self._verifiers = Replicas(verifier, partial(GrpcVerifier, pool=pool), caller)
@@ -89,7 +89,7 @@ class Router:
                 self._verifier(),
                 tier=call.tier,
                 detokenizer=detokenizer,
-                knowledge=self._knowledge.for_session(),
+                knowledge=self._knowledge.for_session(config, is_greedy=call.request.sampling.is_greedy),
                 recorder=None if self._trace is None else rounds.append,
             )
             async with aclosing(chunks):

@@ -20,8 +20,8 @@ from typing import Any, Self, TypedDict, Unpack
 
 from specdiff_dist.config import DEFAULT_TIER, TIERS, DecodeConfig
 from specdiff_dist.core.features import check_features
+from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.core.randomness import fresh_seed
-from specdiff_dist.core.speculation import Knowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.models import ModelFolder, resolve
@@ -78,7 +78,7 @@ class Pair:
         self.tokenizer = tokenizer
         self.drafter = None if drafter is None else LocalDrafter(drafter)
         self.verifier = LocalVerifier(verifier)
-        self._knowledge = Knowledge()  # what speculation policies learn, from all calls
+        self._knowledge = PairKnowledge()  # what speculation policies learn, from all calls
         self._trace: list[list[RoundTrace]] | None = None
         self._runner = asyncio.Runner()
 
@@ -151,7 +151,7 @@ class Pair:
             self.verifier,
             tier=tier,
             detokenizer=detokenizer,
-            knowledge=self._knowledge.for_session(),
+            knowledge=self._knowledge.for_session(config, is_greedy=request.sampling.is_greedy),
             recorder=recorder,
         )
 

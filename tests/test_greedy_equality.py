@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +14,6 @@ pytestmark = pytest.mark.slow
 
 NUM_QUESTIONS = 20
 MAX_TOKENS = 64
-
-
-@pytest.fixture(scope="module")
-def questions() -> Path:
-    """GSM8K's test questions, from $SPECDIFF_DATA or ../shared/data beside the checkout."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    file = Path(os.environ.get("SPECDIFF_DATA", beside)) / "gsm8k" / "test.jsonl"
-    if not file.is_file():
-        pytest.skip(f"no GSM8K at {file}; set SPECDIFF_DATA to the folder that holds gsm8k/test.jsonl")
-    return file
 
 
 def generate(questions: Path, *options: str) -> list[dict]:
@@ -44,12 +33,12 @@ def generate(questions: Path, *options: str) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def reference(embedded_model, questions) -> list[list[int]]:
+def reference(embedded_model, gsm8k) -> list[list[int]]:
     """Token ids of transformers' greedy answers, float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    prompts = generate(questions, "--drafter", "none", "--max-tokens", "1")
+    prompts = generate(gsm8k, "--drafter", "none", "--max-tokens", "1")
     model: Any = AutoModelForCausalLM.from_pretrained(embedded_model.path, dtype=torch.float32)
     answers = []
     for prompt in prompts:
@@ -61,8 +50,8 @@ def reference(embedded_model, questions) -> list[list[int]]:
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("drafter", ["diffusion", "prompt-lookup"])
-def test_token_ids_are_those_of_transformers_greedy_generate(questions, reference, drafter, steps):
-    answers = generate(questions, "--drafter", drafter, "--num-denoising-steps", str(steps))
+def test_token_ids_are_those_of_transformers_greedy_generate(gsm8k, reference, drafter, steps):
+    answers = generate(gsm8k, "--drafter", drafter, "--num-denoising-steps", str(steps))
 
     assert [answer["token_ids"] for answer in answers] == reference
     assert all(answer["quality"]["exact"] for answer in answers)

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from specdiff_dist.drafters.linear import Linear, dense_linear, int8_linear
+from specdiff_dist.drafters.linear import int8_linear
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
 from specdiff_dist.verifiers.folder import read_config
+from specdiff_dist.verifiers.packed_linear import Linear, make_linear
 
 MASK_ID = -1  # input id of a masked position
 
@@ -44,9 +45,7 @@ class BlockModelConfig:
     rope_theta: float
     max_position_embeddings: int
     max_block_size: int = 16  # longest block seen in training
-    feature_layers: tuple[
-        int, ...
-    ] = ()  # verifier layers whose outputs stand for committed tokens; (): a causal stream
+    feature_layers: tuple[int, ...] = ()  # verifier layers whose outputs stand for committed tokens; (): none needed
     feature_sources: tuple[int, ...] = ()  # [layers] which of them each layer starts from; -1: the token's embedding
 
     def __post_init__(self) -> None:
@@ -148,7 +147,7 @@ class BlockModel:
         list of token ids."""
         self.config, self.device = config, device
         self.dtype = torch.float32 if dtype == torch.qint8 else dtype
-        make_linear = int8_linear if dtype == torch.qint8 else dense_linear
+        matrix = int8_linear if dtype == torch.qint8 else make_linear
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
 
         def take(name: str, *shape: int) -> Tensor:
@@ -168,11 +167,11 @@ class BlockModel:
             gate_up = [take(f"{at}mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
             return _Layer(
                 input_norm=take(f"{at}input_layernorm.weight", hidden),
-                qkv=make_linear(torch.cat(qkv)),
-                attention_output=make_linear(take(f"{at}self_attn.o_proj.weight", hidden, q_size)),
+                qkv=matrix(torch.cat(qkv)),
+                attention_output=matrix(take(f"{at}self_attn.o_proj.weight", hidden, q_size)),
                 mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
-                gate_up=make_linear(torch.cat(gate_up)),
-                down=make_linear(take(f"{at}mlp.down_proj.weight", hidden, inner)),
+                gate_up=matrix(torch.cat(gate_up)),
+                down=matrix(take(f"{at}mlp.down_proj.weight", hidden, inner)),
             )
 
         self._layers = [layer(index) for index in range(config.num_hidden_layers)]
@@ -181,17 +180,17 @@ class BlockModel:
         if config.feature_layers:
             self._feature_norm = take("feature_norm.weight", config.feature_size)
             # In floating point also in an int8 drafter: one scale for numbers so uneven would leave nothing of most.
-            self._fusion = dense_linear(take("feature_fusion.weight", hidden, config.feature_size))
+            self._fusion = make_linear(take("feature_fusion.weight", hidden, config.feature_size))
             self._feature_kv = [
-                make_linear(torch.cat([take(f"model.layers.{index}.self_attn.{name}_proj.weight",
-                                            kv_heads * config.head_dim, hidden) for name in ("k", "v")]))
+                matrix(torch.cat([take(f"model.layers.{index}.self_attn.{name}_proj.weight",
+                                       kv_heads * config.head_dim, hidden) for name in ("k", "v")]))
                 for index in range(config.num_hidden_layers)
             ]  # fmt: skip
         # Looked up a few rows at a time: half precision is kept for the table even where the arithmetic is float32.
         self._embedding = embedding.to(device=device, dtype=torch.bfloat16 if dtype == torch.qint8 else self.dtype)
         self.draft_vocab = _draft_vocab(weights.get("draft_vocab"), config.vocab_size, device)
         rows = output if self.draft_vocab is None else output[self.draft_vocab.to(output.device)]
-        self._output = make_linear(rows.to(device=device, dtype=self.dtype))
+        self._output = matrix(rows.to(device=device, dtype=self.dtype))
         self._eps = torch.tensor(config.rms_norm_eps, device=device)
         self._cos_sin = self._rotary_table(256)
 

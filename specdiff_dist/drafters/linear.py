@@ -1,27 +1,17 @@
-"""Matrices of the draft model, in floating point or 8-bit."""
+"""Matrices of the draft model in 8 bits (in floating point: verifiers/packed_linear.py)."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-Linear = Callable[[Tensor], Tensor]  # [n, in] -> [n, out]
-
-
-def dense_linear(weight: Tensor) -> Linear:
-    """x @ weight.T in the weight's dtype. weight: [out, in]."""
-
-    def apply(x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, weight)
-
-    return apply
+from specdiff_dist.verifiers.packed_linear import Linear
 
 
 def int8_linear(weight: Tensor) -> Linear:
-    """As `dense_linear`, float32 in and out, with the weight as int8 per output row and activations quantised on the fly
+    """As `make_linear`, float32 in and out, with the weight as int8 per output row and activations quantised on the fly
     (CPU only; a quarter of the memory traffic, which is what a draft step costs).
 
     The activation scale is shared by the rows of one call, so a row's result depends a little on the others. That is

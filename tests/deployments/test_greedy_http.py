@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,8 @@ MAX_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
-def questions() -> list[str]:
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    file = Path(os.environ.get("SPECDIFF_DATA", beside)) / "gsm8k" / "test.jsonl"
-    if not file.is_file():
-        pytest.skip(f"no GSM8K at {file}; set SPECDIFF_DATA to the folder that holds gsm8k/test.jsonl")
-    return [json.loads(line)["question"] for line in file.read_text().splitlines()[:NUM_QUESTIONS]]
+def questions(gsm8k: Path) -> list[str]:
+    return [json.loads(line)["question"] for line in gsm8k.read_text(encoding="utf-8").splitlines()[:NUM_QUESTIONS]]
 
 
 def ask(client: httpx.Client, question: str, steps: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from deployments import router as router_module
 from deployments.messages import pack_call
 from deployments.settings import AppSettings
 from specdiff_dist.config import TIERS
-from specdiff_dist.core.speculation import Knowledge
+from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.simulate.trace import read_trace
 from tests.doubles import Direct, TableDrafter, TableVerifier, make_request, random_table
@@ -32,7 +32,7 @@ def router() -> Iterator[Any]:
             return Direct(TableDrafter(VOCAB))
 
     one = object.__new__(TableRouter)
-    one._tiers, one._tokenizer, one._knowledge = TIERS, None, Knowledge()
+    one._tiers, one._tokenizer, one._knowledge = TIERS, None, PairKnowledge()
     one._drafter_handle = one._drafter_info = one._trace = None
     yield one
     if one._trace is not None:

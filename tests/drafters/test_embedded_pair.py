@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from specdiff_dist.text import Tokenizer
 from specdiff_dist.types import DraftCall, PrefixStatement, SamplingParams, VerifyCall, prefix_crc
 from specdiff_dist.verifiers import load_verifier
 
-DATA = Path(os.environ.get("SPECDIFF_DATA", Path(__file__).resolve().parents[2] / ".." / "shared" / "data"))
 BLOCK, NUM_QUESTIONS, NUM_TOKENS = 4, 4, 48
 GREEDY = SamplingParams(0.0)
 
@@ -49,15 +47,12 @@ def agreement(drafter: DrafterEngine, tokens: list[int], num_prompt: int) -> np.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
-def test_the_shipped_weights_agree_with_the_verifier(embedded_model: ModelFolder, dtype: str):
-    questions = DATA / "gsm8k" / "test.jsonl"
-    if not questions.is_file():
-        pytest.skip(f"{questions} is absent: set SPECDIFF_DATA to a folder with gsm8k/test.jsonl")
+def test_the_shipped_weights_agree_with_the_verifier(embedded_model: ModelFolder, gsm8k: Path, dtype: str):
     tokenizer = Tokenizer.load(embedded_model.path)
     verifier = load_verifier(embedded_model.name, device="cpu")
     drafter = load_drafter("diffusion", verifier=embedded_model.name, dtype=dtype, device="cpu")
     hits = []
-    for line in questions.read_text(encoding="utf-8").splitlines()[:NUM_QUESTIONS]:
+    for line in gsm8k.read_text(encoding="utf-8").splitlines()[:NUM_QUESTIONS]:
         prompt = tokenizer.apply_chat_template([{"role": "user", "content": json.loads(line)["question"]}])
         tokens = greedy_answer(verifier, prompt)
         hits.append(agreement(drafter, tokens, len(prompt)))
