@@ -2,6 +2,7 @@
 
 FOLDER/<layers>/shard-00000-<crc>.npy is float16 [tokens of the shard of answers, F · H]; the checksum is that of the
 shard's tokens, so features of answers that were made anew are made anew, too. A crash leaves a shard absent, never half.
+A token takes 2 · F · H bytes: 3.4 kB for three layers of SmolLM2.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def test_features_from_one_command_to_answers(tmp_path):
     training = run(tmp_path / "out", verifier, prompts, *options)["training"]
     made = sorted((tmp_path / "out" / "features" / "0-1").glob("shard-*.npy"))
     stamps = [path.stat().st_mtime_ns for path in made]
-    assert len(made) == 2 and run(tmp_path / "out", verifier, prompts, *options)["training"] == training
+    again = run(tmp_path / "out", verifier, prompts, *options)["training"]
+    assert len(made) > 1 and again["after"] == training["after"]
     assert [path.stat().st_mtime_ns for path in made] == stamps
     with load_pair(str(verifier), drafter=training["folder"], dtype="float32", device="cpu") as pair:
         assert pair.drafter is not None and pair.drafter.engine.info.feature_layers == (0, 1)
