@@ -68,9 +68,9 @@ class Session:
         self.vocab_size = verifier.vocab_size
         self.round_index = 0
         self.drafter_cached = self.verifier_cached = 0  # committed tokens the replicas are believed to cache
-        is_told = drafter is not None and not isinstance(config.policy, Off)
-        self.feature_layers = drafter.feature_layers if is_told else ()
-        self._features = FeatureRows(drafter.feature_size if is_told else 0)
+        told = None if isinstance(config.policy, Off) else drafter
+        self.feature_layers = () if told is None else told.feature_layers
+        self._features = FeatureRows(0 if told is None else told.feature_size)
         self.degraded = False
         self.verifier_rebuilds = 0
         greedy = request.sampling.is_greedy
