@@ -23,6 +23,7 @@ from deployments.messages import GenerateCall, RouterInfo, pack_chunk, pack_erro
 from deployments.settings import AppSettings
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.exactness import check_exact
+from specdiff_dist.core.features import check_features
 from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 
 @serve.deployment
 class Router:
-    """One replica. Refuses to start (InexactConfig) when the exact tier could not keep its promise."""
+    """One replica. Refuses to start when the exact tier could not keep its promise (InexactConfig), or when the drafter
+    needs features that the verifier does not give (InvalidConfig)."""
 
     async def __init__(
         self,
@@ -142,20 +144,30 @@ class Router:
         if self._drafter_handle is None or self._drafter_info is not None:
             return
         if self._asking is None or self._asking.done():
-            asking = self._ask_drafter(self._settings.lease_timeout_s)
+            asking = self._ask_late_drafter(self._settings.lease_timeout_s)
             self._asking = asyncio.create_task(
                 asking, context=Context()
             )  # not cancelled with the request of the moment
 
+    async def _ask_late_drafter(self, timeout_s: float) -> None:
+        try:
+            await self._ask_drafter(timeout_s)
+        except InvalidConfig as error:
+            log.error("decoding plainly: %s", error)
+
     async def _ask_drafter(self, timeout_s: float) -> None:
+        """Raises InvalidConfig when it cannot work with this verifier."""
         assert self._drafter_handle is not None
         response = self._drafter_handle.info.remote()
         try:
             async with asyncio.timeout(timeout_s):
-                self._drafter_info = envelope.unpack(await response, DrafterInfo)
+                info = envelope.unpack(await response, DrafterInfo)
         except (RayError, RayServeException, TimeoutError) as error:
             response.cancel()
             log.warning("no drafter has answered yet (%s): decoding plainly", type(error).__name__)
+            return
+        check_features(info, self._verifier_info)
+        self._drafter_info = info
 
 
 def _trace_writer(folder: Path, settings: AppSettings) -> TraceWriter:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from specdiff_dist.config import DEFAULT_TIER, TIERS, DecodeConfig
+from specdiff_dist.core.features import check_features
 from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.core.randomness import fresh_seed
 from specdiff_dist.engine import decode
@@ -251,7 +252,8 @@ def load_pair(
         num_threads: CPU threads of the models; None leaves PyTorch's choice.
         progress: told in words what takes long: the first use of a model fetches and converts it.
 
-    Raises ModelUnavailable with the next step when weights cannot be had; InvalidConfig for unknown names.
+    Raises ModelUnavailable with the next step when weights cannot be had; InvalidConfig for unknown names, and
+    for a drafter that needs features this verifier does not give.
     """
     from specdiff_dist.drafters import load_drafter  # torch: only the process that runs the models pays for it
     from specdiff_dist.verifiers import load_verifier
@@ -263,4 +265,6 @@ def load_pair(
         if drafter is None
         else load_drafter(drafter, verifier=model, dtype=drafter_dtype, device=device, num_threads=num_threads)
     )
+    if drafter_engine is not None:
+        check_features(drafter_engine.info, verifier.info)
     return Pair(folder, Tokenizer.load(folder.path), drafter_engine, verifier)

@@ -64,6 +64,8 @@ def train_drafter(
     decay: training.Decay = 4.0,
     fully_masked: training.FullyMasked = 0.5,
     cut_prefix: training.CutPrefix = False,
+    architecture: training.Architecture = "causal",
+    feature_layers: training.FeatureLayers = None,
     evaluations: training.Evaluations = 8,
     patience: training.Patience = 4,
     int8: training.Int8 = False,
@@ -92,7 +94,10 @@ def train_drafter(
         dtype=data_dtype, device=device,
     )  # fmt: skip
     losses = LossOptions(**training.parse_loss(loss), weighting=weighting, decay=decay)
-    network = NetworkOptions(num_layers, training.parse_layers(layers), initial, draft_vocab, not cut_prefix)
+    network = NetworkOptions(
+        num_layers, training.parse_layers(layers), initial, draft_vocab, not cut_prefix, architecture,
+        training.parse_layers(feature_layers, "--feature-layers"),
+    )  # fmt: skip
     batches = BatchOptions(answers_per_batch, blocks_per_answer, block_size, fully_masked=fully_masked, seed=seed)
     report: dict[str, object] = {}
     with processes.joined(device, threads) as own_device:

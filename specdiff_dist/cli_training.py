@@ -44,6 +44,16 @@ Decay = Annotated[float, typer.Option(min=0.01)]
 FullyMasked = Annotated[
     float, typer.Option(min=0, max=1, help="Share of blocks with everything after the anchor masked.")
 ]
+Architecture = Annotated[
+    str,
+    typer.Option(help="causal: the drafter reads the text itself; features: the verifier's hidden states of it."),
+]
+FeatureLayers = Annotated[
+    str | None,
+    typer.Option(
+        help="Verifier layers whose outputs those are, as 9,19,28.", show_default="those that fed the drafter's layers"
+    ),
+]
 CutPrefix = Annotated[
     bool, typer.Option("--cut-prefix", help="No gradients through the prefix: faster steps, see train.network.")
 ]
@@ -52,13 +62,13 @@ Evaluations = Annotated[int, typer.Option(min=1, help="Evaluations over the run.
 Patience = Annotated[int, typer.Option(min=1, help="Evaluations without improvement before training stops.")]
 
 
-def parse_layers(text: str | None) -> tuple[int, ...] | None:
+def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise InvalidConfig(f"--layers takes numbers as 0,10,20,29, not {text!r}") from error
+        raise InvalidConfig(f"{option} takes numbers as 0,10,20,29, not {text!r}") from error
 
 
 def parse_loss(text: str) -> dict[str, float]:
@@ -99,6 +109,12 @@ def train(folder: Path, answers: AnswerStore, verifier: str, options: RunOptions
                     say(f"step {line['step'] + 1} of {line['num_steps'] or '?'}, {rate}")
             elif line["event"] == "evaluation":
                 say(_evaluation_line(line))
+            elif line["event"] == "features":
+                bar.update(task, completed=line["done"], total=line["total"], rate="the verifier reads the answers")
+                now = time.monotonic()
+                if not stderr.is_terminal and (now - reported >= _REPORT_S or line["done"] == line["total"]):
+                    reported = now
+                    say(f"features of {line['done']} of {line['total']} answers")
 
         made = make_drafter(
             folder, answers, verifier, resolve(verifier).path, options,

@@ -119,7 +119,7 @@ def resolve_quality(
     tier = check_tier(name, tiers, param="quality.tier" if isinstance(value, Mapping) else "quality")
     config = apply_overrides(tiers[tier], overrides)
     if drafter is not None and config != tiers[tier]:
-        _check_drafter_can(config, drafter)
+        _check_drafter_can(config, drafter, states_length=_states_length(overrides.get("speculation")))
     if tier == EXACT_TIER:
         check_exact(config, drafter, greedy_draft=greedy_draft)
     return tier, config
@@ -223,12 +223,20 @@ def _policy(base: Policy, value: object, param: str) -> Policy:
         raise InvalidRequest(str(error), param=param if is_short else f"{param}.{wrong}") from None
 
 
-def _check_drafter_can(config: DecodeConfig, drafter: DrafterInfo) -> None:
-    """An override the drafter cannot follow is refused, not quietly bent."""
+def _states_length(speculation: object) -> bool:
+    """Whether an override says how many tokens, instead of leaving it to a policy's default."""
+    if isinstance(speculation, Mapping):
+        return any(speculation.get(key) is not None for key in ("length", "max_length"))
+    return isinstance(speculation, int)
+
+
+def _check_drafter_can(config: DecodeConfig, drafter: DrafterInfo, *, states_length: bool) -> None:
+    """An override the drafter cannot follow is refused, not quietly bent; a policy's own default ends where the drafter
+    does."""
     if isinstance(config.policy, Off):
         return
     length = max_length(config.policy)
-    if length > drafter.max_draft_tokens:
+    if states_length and length > drafter.max_draft_tokens:
         raise InvalidRequest(
             f"drafter {drafter.name!r} drafts at most {drafter.max_draft_tokens} tokens, not {length}",
             param=f"quality.speculation.{'length' if hasattr(config.policy, 'length') else 'max_length'}",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdiff_dist.config import DecodeConfig, Effort
+from specdiff_dist.core.features import FeatureArray
 from specdiff_dist.core.rows import IntArray, SparseRows
 from specdiff_dist.core.speculation import DraftStatistics
 from specdiff_dist.errors import InvalidRequest
@@ -133,6 +134,8 @@ class DraftCall:
     seed: int  # numbers: randomness.uniforms(seed, DRAFT, 0, n, stream=anchor position, step=denoising step)
     drafted_token_ids: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     """[k] tokens already drafted after the anchor in this round; the new ones follow them, given them. Not cached."""
+    features: FeatureArray | None = None
+    """[len(new_token_ids) - 1, F · H] of the new tokens but the anchor, which has none yet; None for drafters that need none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,15 @@ class VerifyCall:
     proposals: SparseRows | None  # d rows; needed only when `sampling.may_be_wide`
     target_uniforms: NDArray[np.float64]  # [d + 1]; draws recovered and plain tokens of wide rows
     hold_rows: bool = False  # keep wide rows until the session's next call: a ResolveCall may follow
+    feature_layers: tuple[int, ...] = ()  # ascending; asks for the features of the tokens this call adds; (): for none
+    feature_start: int = 0  # position of the first token whose features are wanted, at least prefix_len
+
+    @property
+    def num_feature_rows(self) -> int:
+        """Tokens whose features are asked for, drafted ones included."""
+        if not self.feature_layers:
+            return 0
+        return self.prefix.num_committed + len(self.draft_token_ids) - self.feature_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +248,7 @@ class TargetRows:
     plain_token_ids: IntArray | None  # [d + 1] from the target row, by target_uniforms
     cached_len: int  # committed + draft tokens now in the replica's cache
     cost: CallCost = field(default_factory=CallCost)
+    features: FeatureArray | None = None  # [num_feature_rows, F · H] as asked for, in order; None if they were not
 
     @property
     def is_wide(self) -> bool:
@@ -253,6 +266,10 @@ class DrafterInfo:
     reveal_orders: tuple[str, ...]  # supported; deterministic drafters support all (order means nothing to them)
     is_deterministic: bool  # proposals are one-hot whatever the temperature
     reports_true_proposals: bool  # trap 3: what it reports is what it draws from
+    feature_layers: tuple[int, ...] = ()
+    """Verifier layers, ascending from 0, whose output hidden states it must be told; (): none. (The last layer's is what
+    goes into the final norm.)"""
+    feature_size: int = 0  # numbers they make up per token, F · H
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +281,8 @@ class VerifierInfo:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    num_layers: int = 0  # whose hidden states it gives as features; 0: it gives none
+    hidden_size: int = 0  # of each
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,16 @@ They keep the real prefix protocol (SessionTable), so a loop that works on them 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from specdiff_dist.core import sampling
 from specdiff_dist.core.acceptance import residual
+from specdiff_dist.core.features import FeatureArray, FeatureRows
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.drafters.denoise import Predict, Prediction, denoise
 from specdiff_dist.errors import InvalidRequest, InvalidRows, PrefixMismatch
@@ -47,6 +50,23 @@ def random_table(vocab_size: int, seed: int = 0, *, sharpness: float = 1.5, orde
     return logits
 
 
+HIDDEN_SIZE = 3  # of a table verifier that gives features
+
+
+@cache
+def _table_feature(tokens: tuple[int, ...], layer: int) -> FeatureArray:
+    return np.random.default_rng([17, layer, len(tokens), *tokens]).standard_normal(HIDDEN_SIZE).astype(np.float16)
+
+
+def table_features(tokens: Sequence[int], layers: Sequence[int], start: int = 0) -> FeatureArray:
+    """What a TableVerifier says of the tokens from position `start` on: numbers that depend on each token and all before."""
+    rows = [
+        np.concatenate([_table_feature(tuple(tokens[: position + 1]), layer) for layer in layers])
+        for position in range(start, len(tokens))
+    ]
+    return np.stack(rows) if rows else np.zeros((0, HIDDEN_SIZE * len(layers)), np.float16)
+
+
 def processed_probs(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
     """float32 [vocab_size]: temperature, top-k, top-p, by the plainest code possible."""
     if sampling.is_greedy:
@@ -76,8 +96,10 @@ class TableVerifier:
         max_model_len: int = 4096,
         max_sessions: int = 64,
         wide: bool = False,
+        num_layers: int = 0,
     ) -> None:
-        self.info = VerifierInfo("table", vocab_size, max_model_len, eos_token_ids, "float32")
+        hidden_size = HIDDEN_SIZE if num_layers else 0
+        self.info = VerifierInfo("table", vocab_size, max_model_len, eos_token_ids, "float32", num_layers, hidden_size)
         self.calls: list[VerifyCall] = []
         self._logits, self._wide = logits, wide
         self._wide_rows: dict[str, tuple[int, list[np.ndarray]]] = {}
@@ -105,13 +127,17 @@ class TableVerifier:
         rows = [processed_probs(row, call.sampling) for row in logits]
         mass = np.array([row.astype(np.float64).sum() for row in rows])
         cost = CallCost(forward_s=1e-6, num_forwards=1)
+        features = None
+        if call.feature_layers:
+            features = table_features(tokens, call.feature_layers, call.feature_start)
         if not self._wide:
             everything = np.arange(self.info.vocab_size)
             return TargetRows(
-                SparseRows.from_rows([(everything, row) for row in rows]), mass, None, None, session.cached_len, cost
-            )
+                SparseRows.from_rows([(everything, row) for row in rows]), mass, None, None, session.cached_len, cost,
+                features,
+            )  # fmt: skip
         self._wide_rows[call.prefix.session_id] = (call.prefix.round_index, rows)
-        return wide_rows(rows, mass, call, session.cached_len, cost)
+        return dataclasses.replace(wide_rows(rows, mass, call, session.cached_len, cost), features=features)
 
     def resolve(self, call: ResolveCall) -> ResolvedToken:
         held = self._wide_rows.get(call.session_id)
@@ -274,6 +300,34 @@ class TableDrafter:
         self._sessions.drop(session_id)
 
 
+class FeatureDrafter(TableDrafter):
+    """A TableDrafter that must be told a TableVerifier's features: they are checked, and its rows depend on them."""
+
+    def __init__(self, vocab_size: int, layers: tuple[int, ...] = (1, 4), *, seed: int = 1) -> None:
+        super().__init__(vocab_size, seed)
+        size = HIDDEN_SIZE * len(layers)
+        self.info = dataclasses.replace(self.info, feature_layers=layers, feature_size=size)
+        self.num_told = 0  # tokens whose features came, repeats included
+        self._sessions: Any = SessionTable(lambda: FeatureRows(size), max_sessions=64)
+
+    def draft(self, call: DraftCall) -> DraftBlock:
+        session = self._sessions.get(call.prefix.session_id)
+        rows: FeatureRows = session.cache
+        told = call.features
+        assert told is not None and len(told) == len(call.prefix.new_token_ids) - 1
+        self.num_told += len(told)
+        block = super().draft(call)  # agrees on the prefix first
+        rows.crop(call.prefix.prefix_len)
+        rows.extend(told)
+        expected = table_features(session.token_ids.tolist(), self.info.feature_layers)
+        assert rows.of(0, rows.length).tobytes() == expected.tobytes(), "not the features of the committed tokens"
+        return block
+
+    def _predict(self, prefix: tuple[int, ...], sampling: SamplingParams, call: DraftCall) -> Predict:
+        seen = () if call.features is None else tuple(call.features.view(np.uint16).ravel().tolist())
+        return super()._predict((*seen, *prefix), sampling, call)
+
+
 def greedy_script(logits: Logits) -> Callable[[tuple[int, ...], int], list[int]]:
     """The drafter that is the target itself: its own greedy continuation."""
 
@@ -315,6 +369,6 @@ def plain_greedy(logits: Logits, prompt: Sequence[int], max_tokens: int, eos: tu
 
 
 __all__ = [
-    "Direct", "Logits", "ScriptedDrafter", "TableDrafter", "TableVerifier", "greedy_script", "make_request", "plain_greedy",
-    "processed_probs", "random_table", "wide_rows",
+    "Direct", "FeatureDrafter", "Logits", "ScriptedDrafter", "TableDrafter", "TableVerifier", "greedy_script", "make_request", "plain_greedy",
+    "processed_probs", "random_table", "table_features", "wide_rows",
 ]  # fmt: skip

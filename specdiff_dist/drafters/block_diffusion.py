@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdiff_dist.config import REVEAL_ORDERS
+from specdiff_dist.core.features import FeatureArray, fault
 from specdiff_dist.core.rows import IntArray
 from specdiff_dist.drafters.block_model import BlockCache, BlockModel, BlockModelConfig
 from specdiff_dist.drafters.denoise import Prediction, denoise
@@ -21,6 +22,7 @@ from specdiff_dist.errors import InvalidConfig, InvalidRequest, InvalidRows
 from specdiff_dist.session_prefix import SessionTable
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, SamplingParams
 from specdiff_dist.verifiers.device import pick_device
+from specdiff_dist.verifiers.features import features_tensor
 from specdiff_dist.verifiers.folder import read_embeddings, real_vocab_size
 
 PREFILL_CHUNK = 512  # tokens per forward
@@ -31,7 +33,8 @@ class BlockDiffusionDrafter:
     """A DrafterEngine around a BlockModel.
 
     The new committed tokens (all but the anchor) and the block share the first forward; every further denoising step
-    runs the block alone. Proposals are truncated to `draft_top_k` tokens *before* they are drawn from. The law of a
+    runs the block alone. A drafter that is told features makes its cache from those instead, and every forward is the block's
+    alone. They are a function of committed tokens, so they change nothing about exactness. Proposals are truncated to `draft_top_k` tokens *before* they are drawn from. The law of a
     proposal may depend on committed tokens, on how they arrived and on tokens revealed earlier: it is recorded as drawn.
     """
 
@@ -48,6 +51,7 @@ class BlockDiffusionDrafter:
             name=name, vocab_size=min(vocab_size or config.vocab_size, config.vocab_size),
             max_model_len=config.max_position_embeddings, max_draft_tokens=config.max_block_size,
             reveal_orders=REVEAL_ORDERS, is_deterministic=False, reports_true_proposals=True,
+            feature_layers=config.feature_layers, feature_size=config.feature_size,
         )  # fmt: skip
         self._sessions: SessionTable[BlockCache] = SessionTable(model.new_cache, max_sessions=max_sessions)
 
@@ -92,6 +96,8 @@ class BlockDiffusionDrafter:
             raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
         if new_ids.min() < 0 or new_ids.max() >= self._model.config.vocab_size:
             raise InvalidRequest(f"token ids must be 0 … {self._model.config.vocab_size - 1}", param="new_token_ids")
+        if self._info.feature_layers and (wrong := fault(call.features, len(new_ids) - 1, self._info.feature_size)):
+            raise InvalidRequest(f"drafter {self._info.name!r}: {wrong}", param="features")
         anchor_position = call.prefix.num_committed - 1
         num_before = len(call.drafted_token_ids)
         num_tokens = min(
@@ -107,7 +113,11 @@ class BlockDiffusionDrafter:
         started = time.perf_counter()
         try:
             session.cache.crop(length)
-            predictor = _Predictor(self._model, session.cache, new_ids, self._num_columns, call)
+            unread = new_ids
+            if self._info.feature_layers and call.features is not None:
+                self._remember(session.cache, new_ids[:-1], call.features)
+                unread = new_ids[-1:]
+            predictor = _Predictor(self._model, session.cache, unread, self._num_columns, call)
             token_ids, proposals, confidences, max_probs = denoise(
                 predictor.predict, num_tokens, call.effort, call.sampling, call.draft_top_k, call.seed,
                 anchor_position, num_before,
@@ -121,6 +131,12 @@ class BlockDiffusionDrafter:
 
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
+
+    def _remember(self, cache: BlockCache, token_ids: IntArray, features: FeatureArray) -> None:
+        ids, states = torch.from_numpy(token_ids.astype(np.int64)).to(self._model.device), features_tensor(features)
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            part = slice(start, start + PREFILL_CHUNK)
+            self._model.remember(cache, ids[part], states[part])
 
 
 class _Predictor:

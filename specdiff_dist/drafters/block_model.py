@@ -4,6 +4,12 @@ Inputs: committed tokens, causal, KV-cached; then a block [anchor, token or mask
 prefix and the whole block; the output at block position j is about the token *after* it. Block rows are never kept in
 the cache, so a cached row depends on committed tokens to its left alone and stays valid whatever is rejected later.
 
+A drafter with `feature_layers` has no causal stream: the keys and values of committed tokens are made from the verifier's
+hidden states of them (features), which cost two small projections a layer. Each of the F hidden states is normed on its
+own; a layer's input is then the one it is closest to in depth plus a learned fusion of all, normed and projected by the
+layer itself, at the token's position. With a fusion of zeros those are the keys and values that the verifier's own layer
+has there, which is what training starts from.
+
 A drafter may carry `draft_vocab`: the token ids it proposes. Its output matrix is then those rows of the verifier's alone.
 """
 
@@ -39,6 +45,23 @@ class BlockModelConfig:
     rope_theta: float
     max_position_embeddings: int
     max_block_size: int = 16  # longest block seen in training
+    feature_layers: tuple[int, ...] = ()  # verifier layers whose outputs stand for committed tokens; (): none needed
+    feature_sources: tuple[int, ...] = ()  # [layers] which of them each layer starts from; -1: the token's embedding
+
+    def __post_init__(self) -> None:
+        layers, sources = self.feature_layers, self.feature_sources
+        if list(layers) != sorted(set(layers)) or any(layer < 0 for layer in layers):
+            raise InvalidConfig(f"feature_layers must ascend from 0, not {list(layers)}")
+        is_right = all(-1 <= source < len(layers) for source in sources)
+        if len(sources) != (self.num_hidden_layers if layers else 0) or not is_right:
+            raise InvalidConfig(
+                f"feature_sources must be one of -1 … {len(layers) - 1} for each layer, not {list(sources)}"
+            )
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers that a token's features have, F · H."""
+        return len(self.feature_layers) * self.hidden_size
 
     @staticmethod
     def read(folder: Path) -> BlockModelConfig:
@@ -62,6 +85,8 @@ class BlockModelConfig:
                 rope_theta=float(rope["rope_theta"]),
                 max_position_embeddings=raw["max_position_embeddings"],
                 max_block_size=raw.get("max_block_size", 16),
+                feature_layers=tuple(raw.get("feature_layers", ())),
+                feature_sources=tuple(raw.get("feature_sources", ())),
             )
         except (KeyError, TypeError) as error:
             raise InvalidConfig(f"{path} lacks {error}; is it the config of a block diffusion drafter?") from error
@@ -152,6 +177,15 @@ class BlockModel:
         self._layers = [layer(index) for index in range(config.num_hidden_layers)]
         self._norm = take("model.norm.weight", hidden)
         self._mask_embedding = take("mask_embedding", hidden)
+        if config.feature_layers:
+            self._feature_norm = take("feature_norm.weight", config.feature_size)
+            # In floating point also in an int8 drafter: one scale for numbers so uneven would leave nothing of most.
+            self._fusion = make_linear(take("feature_fusion.weight", hidden, config.feature_size))
+            self._feature_kv = [
+                matrix(torch.cat([take(f"model.layers.{index}.self_attn.{name}_proj.weight",
+                                       kv_heads * config.head_dim, hidden) for name in ("k", "v")]))
+                for index in range(config.num_hidden_layers)
+            ]  # fmt: skip
         # Looked up a few rows at a time: half precision is kept for the table even where the arithmetic is float32.
         self._embedding = embedding.to(device=device, dtype=torch.bfloat16 if dtype == torch.qint8 else self.dtype)
         self.draft_vocab = _draft_vocab(weights.get("draft_vocab"), config.vocab_size, device)
@@ -190,6 +224,30 @@ class BlockModel:
             x = x + layer.down(silu(gate).mul_(up))
         cache.length = start + num_causal
         return self._normed(x[len(x) - num_block :], self._norm)
+
+    @torch.inference_mode()
+    def remember(self, cache: BlockCache, token_ids: Tensor, features: Tensor) -> None:
+        """Adds committed tokens to the cache by their features. token_ids: int64 [m]; features: [m, F · H], any float dtype."""
+        config, start, end = self.config, cache.length, cache.length + len(token_ids)
+        if start == end:
+            return
+        cache.reserve(end)
+        if end > len(self._cos_sin[0]):
+            self._cos_sin = self._rotary_table(2 * end)
+        cos, sin = (table[start:end, None] for table in self._cos_sin)
+        num_features, hidden, kv_heads = len(config.feature_layers), config.hidden_size, config.num_key_value_heads
+        normed = self._unit(features.to(self.device, torch.float32).view(-1, num_features, hidden)).to(self.dtype)
+        normed = normed.mul_(self._feature_norm.view(num_features, hidden))
+        fused = self._fusion(normed.flatten(1))
+        embedded = self._embed(token_ids) if -1 in config.feature_sources else fused
+        for index, (layer, source) in enumerate(zip(self._layers, config.feature_sources, strict=True)):
+            x = fused + (embedded if source < 0 else normed[:, source])
+            key, value = self._feature_kv[index](self._normed(x, layer.input_norm)).view(
+                len(x), 2, kv_heads, config.head_dim
+            ).unbind(1)  # fmt: skip
+            cache.keys[index, :, start:end] = _rotate(key, cos, sin).transpose(0, 1)
+            cache.values[index, :, start:end] = value.transpose(0, 1)
+        cache.length = end
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -254,6 +312,9 @@ class BlockModel:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, norm, norm, value=1 / self.config.hidden_size).rsqrt_()
         return (x * scale).mul_(weight)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return rms_norm(x, (self.config.hidden_size,), eps=self.config.rms_norm_eps)
 
     def _rotary_table(self, length: int) -> tuple[Tensor, ...]:
         half = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32) / self.config.head_dim

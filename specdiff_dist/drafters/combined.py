@@ -48,7 +48,7 @@ class CombinedDrafter:
         info = inner.info
         self._info = replace(info, name=name or info.name + SUFFIX)
         self._sessions: SessionTable[DraftChoice] = SessionTable(
-            lambda: DraftChoice(expected_acceptance, draft_cost), max_sessions=max_sessions
+            lambda: DraftChoice(expected_acceptance, draft_cost, info.feature_size), max_sessions=max_sessions
         )
 
     @property
@@ -67,8 +67,13 @@ class CombinedDrafter:
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
         committed = np.concatenate([session.token_ids, call.prefix.new_token_ids])
-        session.extend(call.prefix.new_token_ids[:-1])  # the anchor comes again in the next call
         choice = session.cache
+        if self._info.feature_layers:
+            if call.features is None or len(call.features) != len(call.prefix.new_token_ids) - 1:
+                raise InvalidRequest("a call brings the features of its new tokens but the anchor", param="features")
+            choice.features.crop(call.prefix.prefix_len)
+            choice.features.extend(call.features)
+        session.extend(call.prefix.new_token_ids[:-1])  # the anchor comes again in the next call
         choice.learn(committed)
         num_tokens = min(call.num_draft_tokens, self._info.max_draft_tokens - len(call.drafted_token_ids))
         if num_tokens < 1:
@@ -95,8 +100,9 @@ class CombinedDrafter:
             prefix = PrefixStatement(
                 call.prefix.session_id, call.prefix.round_index, cached, prefix_crc(committed[:cached]), committed[cached:]
             )  # fmt: skip
+            features = choice.features.of(cached, len(committed) - 1) if self._info.feature_layers else None
             try:
-                block = self._inner.draft(replace(call, prefix=prefix))
+                block = self._inner.draft(replace(call, prefix=prefix, features=features))
             except PrefixMismatch as less:
                 if cached == 0:
                     raise

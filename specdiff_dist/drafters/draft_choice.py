@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdiff_dist.core.features import FeatureRows
 from specdiff_dist.core.rows import FloatArray, IntArray
 
 LONGEST_MATCH = 8  # tokens; longer matches count as this long
@@ -79,8 +80,14 @@ class DraftChoice:
     The diffusion drafter is judged by its own past blocks. The prompt teaches nothing: it is another's text.
     """
 
-    def __init__(self, diffusion_rates: Sequence[float] = DIFFUSION_RATES, draft_cost: float = DRAFT_COST) -> None:
+    def __init__(
+        self,
+        diffusion_rates: Sequence[float] = DIFFUSION_RATES,
+        draft_cost: float = DRAFT_COST,
+        feature_size: int = 0,
+    ) -> None:
         self.diffusion_cached = 0  # committed tokens in the diffusion drafter's cache
+        self.features = FeatureRows(feature_size)  # of the committed tokens but the anchor, if that drafter needs them
         self._lookup, self._diffusion = Rates(LOOKUP_RATES), Rates(diffusion_rates)
         self._draft_cost = draft_cost
         self._num_seen = 0  # committed tokens learned from, or of the prompt

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from time import perf_counter
 
 from specdiff_dist.config import DecodeConfig
+from specdiff_dist.core.features import check_features
 from specdiff_dist.core.randomness import Purpose, uniforms
 from specdiff_dist.core.speculation import Knowledge, learn
 from specdiff_dist.engine.drafting import draft_round
@@ -42,11 +43,14 @@ async def decode(
             nothing yet.
         recorder: told of every round (`specdiff simulate` replays such traces).
 
-    Raises InvalidRequest before the first chunk; VerifierUnavailable and InvalidRows at any time. A failing drafter
+    Raises InvalidRequest, or InvalidConfig for a drafter that needs features this verifier does not give, before the first
+    chunk; VerifierUnavailable and InvalidRows at any time. A failing drafter
     never fails the request: its rounds are decoded plainly and the receipt says `degraded`.
     """
     drafter_info = await _info(drafter)
-    session = Session(request, config, tier, await verifier.info(), drafter_info, detokenizer, knowledge or Knowledge())
+    verifier_info = await verifier.info()
+    check_features(drafter_info, verifier_info)
+    session = Session(request, config, tier, verifier_info, drafter_info, detokenizer, knowledge or Knowledge())
     try:
         while session.finish_reason is None:
             started, session.waited_s = perf_counter(), 0.0
@@ -60,7 +64,8 @@ async def decode(
 
             token_ids, text = session.commit(outcome, block.num_tokens)
             learn(config.policy, session.knowledge, block.statistics, block.num_tokens, outcome.num_accepted)
-            if session.round_index > 1:  # the first round's calls carry the prompt
+            # The first round's calls carry the prompt, and the first draft call its features.
+            if session.round_index > (2 if session.feature_layers else 1):
                 draft_s = drafted.block.cost.wall_s
                 session.knowledge.costs.observe(drafted.block.num_tokens, draft_s, block.num_tokens, verify_cost.wall_s)
 

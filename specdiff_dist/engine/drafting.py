@@ -35,6 +35,8 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
     if info is None:  # what it drafts could not be trusted: the exact tier's promise depends on what a drafter is
         session.degraded = True
         return Drafted(DraftBlock.empty(), 0, True)
+    if session.num_featured < session.num_committed - 1:  # the first round: the verifier has not read the prompt yet
+        return Drafted(DraftBlock.empty(), 0, False)
     block, failed, num_calls = DraftBlock.empty(), False, 0
     steps = plan(session.config.policy, session.knowledge)
     try:
@@ -55,18 +57,28 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
 
 async def _draft(session: Session, drafter: Drafter, block: DraftBlock, wanted: int) -> DraftBlock:
     """Up to `wanted` tokens after those of `block`. A replica that has less of the session gets the rest resent."""
-    for _ in range(MAX_RESENDS):
+    num_lost = 0
+    while num_lost < MAX_RESENDS:
+        # What features of so many tokens do not fit into is stated in pieces, each with a token drafted for nothing.
+        end = min(session.drafter_cached + session.max_new_tokens + 1, session.num_committed)
+        is_whole = end == session.num_committed
+        prefix = session.state_prefix(session.drafter_cached, end)
         call = DraftCall(
-            session.state_prefix(session.drafter_cached), wanted, session.config.effort, session.draft_sampling,
-            session.config.draft_top_k, session.request.seed, block.token_ids,
+            prefix, wanted if is_whole else 1, session.config.effort, session.draft_sampling,
+            session.config.draft_top_k, session.request.seed, block.token_ids if is_whole else block.token_ids[:0],
+            session.features_of(prefix),
         )  # fmt: skip
         try:
             with session.waiting():
                 more = await drafter.draft(call)
         except PrefixMismatch as less:
             session.drafter_cached = max(min(less.cached_len, call.prefix.prefix_len - 1), 0)
+            num_lost += 1
             continue
         session.drafter_cached = max(min(more.cached_len, session.num_committed), 0)
+        if not is_whole:
+            num_lost += session.drafter_cached <= prefix.prefix_len  # a replica that keeps nothing gets nowhere
+            continue
         return _checked(more, session.vocab_size).head(min(more.num_tokens, wanted))
     raise DrafterUnavailable("the drafter keeps losing the session's cache")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from specdiff_dist.core.acceptance import Acceptance, accept
 from specdiff_dist.core.rows import FloatArray, SparseRows
 from specdiff_dist.core.rules import needs_rows
@@ -19,15 +21,20 @@ async def judge_round(
     A replica that has less of the session than believed, also one that replaces a lost one in the middle of this, gets
     the rest resent and the round is judged anew with the same numbers.
     """
-    sampling = session.request.sampling
+    sampling, layers = session.request.sampling, session.feature_layers
     proposals = block.proposals if sampling.may_be_wide else None
     hold_rows = sampling.may_be_wide and block.num_tokens > 0 and needs_rows(session.config.rule)
     for _ in range(MAX_RESENDS):
-        prefix = session.state_prefix(session.verifier_cached)
         try:
-            verify = VerifyCall(prefix, block.token_ids, sampling, proposals, target_uniforms, hold_rows)
+            cost = await _prefill(session, verifier, block.num_tokens)
+            prefix = session.state_prefix(session.verifier_prefix_len)
+            verify = VerifyCall(
+                prefix, block.token_ids, sampling, proposals, target_uniforms, hold_rows, layers,
+                session.num_featured if layers else 0,
+            )  # fmt: skip
             with session.waiting():
                 target = await verifier.verify(verify)
+            cost += target.cost
             if not target.is_wide:
                 target.rows.check(vocab_size=session.vocab_size, what="target row")
             outcome = accept(
@@ -42,9 +49,35 @@ async def judge_round(
                 )  # fmt: skip
                 with session.waiting():
                     resolved = await verifier.resolve(call)
-                return outcome.with_recovered(resolved.token_id), target.cost + resolved.cost
-            return outcome, target.cost
+                outcome = outcome.with_recovered(resolved.token_id)
+                cost += resolved.cost
+            session.keep_features(verify, target.features, session.num_committed + outcome.num_accepted)
+            return outcome, cost
         except PrefixMismatch as less:
-            session.verifier_cached = max(min(less.cached_len, prefix.prefix_len - 1), 0)
+            session.verifier_cached = max(min(less.cached_len, session.verifier_prefix_len - 1), 0)
             session.verifier_rebuilds += session.round_index > 0
     raise VerifierUnavailable("the verifier keeps losing the session's cache; is its session capacity too small?")
+
+
+async def _prefill(session: Session, verifier: Verifier, num_draft: int) -> CallCost:
+    """Where features are wanted of more tokens than fit into one reply, has the first of them verified alone. Their rows
+    are of no use; each such call costs one row of logits. Nearly always there is nothing to do."""
+    cost = CallCost()
+    if not session.feature_layers:
+        return cost
+    sampling = session.request.sampling
+    while session.num_committed + num_draft - session.num_featured > session.max_new_tokens:
+        end = min(session.num_featured + session.max_new_tokens, session.num_committed - 1)
+        if end <= session.num_featured:
+            break
+        call = VerifyCall(
+            session.state_prefix(session.verifier_prefix_len, end), np.zeros(0, np.int32), sampling,
+            SparseRows.from_rows([]) if sampling.may_be_wide else None, np.zeros(1),
+            feature_layers=session.feature_layers, feature_start=session.num_featured,
+        )  # fmt: skip
+        with session.waiting():
+            target = await verifier.verify(call)
+        session.keep_features(call, target.features, end)
+        session.verifier_cached = max(session.verifier_cached, end)
+        cost += target.cost
+    return cost

@@ -12,11 +12,12 @@ import numpy as np
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.acceptance import Acceptance
 from specdiff_dist.core.exactness import is_exact
+from specdiff_dist.core.features import FeatureArray, FeatureRows, fault, max_rows
 from specdiff_dist.core.limits import TVLimits
 from specdiff_dist.core.rules import Cactus, Lenience, needs_entropy
-from specdiff_dist.core.speculation import Knowledge
+from specdiff_dist.core.speculation import Knowledge, Off
 from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
-from specdiff_dist.errors import InvalidRequest
+from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import (
     MAX_NARROW_SUPPORT,
     DrafterInfo,
@@ -25,6 +26,7 @@ from specdiff_dist.types import (
     Receipt,
     SamplingParams,
     VerifierInfo,
+    VerifyCall,
     prefix_crc,
 )  # fmt: skip
 
@@ -66,6 +68,9 @@ class Session:
         self.vocab_size = verifier.vocab_size
         self.round_index = 0
         self.drafter_cached = self.verifier_cached = 0  # committed tokens the replicas are believed to cache
+        told = None if isinstance(config.policy, Off) else drafter
+        self.feature_layers = () if told is None else told.feature_layers
+        self._features = FeatureRows(0 if told is None else told.feature_size)
         self.degraded = False
         self.verifier_rebuilds = 0
         greedy = request.sampling.is_greedy
@@ -109,16 +114,51 @@ class Session:
     def num_tokens_left(self) -> int:
         return self.request.max_tokens - self.monitor.num_tokens
 
-    def state_prefix(self, cached_len: int) -> PrefixStatement:
-        """States the committed prefix to a replica believed to cache `cached_len` of it. The anchor is always new."""
-        cached_len = min(cached_len, self.num_committed - 1)
+    def state_prefix(self, cached_len: int, end: int | None = None) -> PrefixStatement:
+        """States the committed prefix, or its first `end` tokens, to a replica believed to cache `cached_len` of it. The
+        anchor is always new."""
+        end = self.num_committed if end is None else end
+        cached_len = min(cached_len, end - 1)
         return PrefixStatement(
             self.request.request_id,
             self.round_index,
             cached_len,
             prefix_crc(self._tokens[:cached_len]),
-            self._tokens[cached_len : self.num_committed].copy(),
+            self._tokens[cached_len:end].copy(),
         )
+
+    @property
+    def verifier_prefix_len(self) -> int:
+        """What a verify call states as cached: not beyond the first token whose features are still to be had."""
+        if self.feature_layers:
+            return min(self.verifier_cached, self._features.length, self.num_committed - 1)
+        return min(self.verifier_cached, self.num_committed - 1)
+
+    @property
+    def num_featured(self) -> int:
+        """Leading committed tokens whose features are here; without features all but the anchor count."""
+        return self._features.length if self.feature_layers else self.num_committed - 1
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens that one call may bring or add, so that their features fit."""
+        return max_rows(self._features.size) if self.feature_layers else self.num_committed
+
+    def features_of(self, prefix: PrefixStatement) -> FeatureArray | None:
+        """What a drafter is told with `prefix`: of its new tokens but the last."""
+        if not self.feature_layers:
+            return None
+        return self._features.of(prefix.prefix_len, prefix.num_committed - 1)
+
+    def keep_features(self, call: VerifyCall, features: FeatureArray | None, num_tokens: int) -> None:
+        """Takes those of the text's first `num_tokens` tokens out of the reply to `call`, which asked from the first
+        unknown one on. The rest belongs to rejected drafts. Raises InvalidRows."""
+        if not self.feature_layers:
+            return
+        wrong = fault(features, call.num_feature_rows, self._features.size)
+        if wrong or features is None:
+            raise InvalidRows(f"verify reply: {wrong}")
+        self._features.extend(features[: num_tokens - call.feature_start])
 
     def commit(self, outcome: Acceptance, num_verified: int) -> tuple[tuple[int, ...], str]:
         """Appends a round's tokens up to a stop; returns the kept ones and the text to show.

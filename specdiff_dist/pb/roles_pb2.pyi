@@ -14,11 +14,15 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_INT64: _ClassVar[DType]
     DTYPE_FLOAT32: _ClassVar[DType]
     DTYPE_FLOAT64: _ClassVar[DType]
+    DTYPE_FLOAT16: _ClassVar[DType]
+    DTYPE_BFLOAT16: _ClassVar[DType]
 DTYPE_UNSPECIFIED: DType
 DTYPE_INT32: DType
 DTYPE_INT64: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
+DTYPE_FLOAT16: DType
+DTYPE_BFLOAT16: DType
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -91,7 +95,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterInfo(_message.Message):
-    __slots__ = ("name", "vocab_size", "max_model_len", "max_draft_tokens", "reveal_orders", "is_deterministic", "reports_true_proposals")
+    __slots__ = ("name", "vocab_size", "max_model_len", "max_draft_tokens", "reveal_orders", "is_deterministic", "reports_true_proposals", "feature_layers", "feature_size")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +103,8 @@ class DrafterInfo(_message.Message):
     REVEAL_ORDERS_FIELD_NUMBER: _ClassVar[int]
     IS_DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     REPORTS_TRUE_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     max_model_len: int
@@ -106,24 +112,30 @@ class DrafterInfo(_message.Message):
     reveal_orders: _containers.RepeatedScalarFieldContainer[str]
     is_deterministic: bool
     reports_true_proposals: bool
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., reveal_orders: _Optional[_Iterable[str]] = ..., is_deterministic: _Optional[bool] = ..., reports_true_proposals: _Optional[bool] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    feature_size: int
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., reveal_orders: _Optional[_Iterable[str]] = ..., is_deterministic: _Optional[bool] = ..., reports_true_proposals: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ...) -> None: ...
 
 class VerifierInfo(_message.Message):
-    __slots__ = ("name", "vocab_size", "max_model_len", "eos_token_ids", "dtype")
+    __slots__ = ("name", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "num_layers", "hidden_size")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     max_model_len: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+    num_layers: int
+    hidden_size: int
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("prefix", "num_draft_tokens", "effort", "sampling", "draft_top_k", "seed", "drafted_token_ids")
+    __slots__ = ("prefix", "num_draft_tokens", "effort", "sampling", "draft_top_k", "seed", "drafted_token_ids", "features")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EFFORT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +143,7 @@ class DraftRequest(_message.Message):
     DRAFT_TOP_K_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     prefix: PrefixStatement
     num_draft_tokens: int
     effort: Effort
@@ -138,7 +151,8 @@ class DraftRequest(_message.Message):
     draft_top_k: int
     seed: bytes
     drafted_token_ids: Tensor
-    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., effort: _Optional[_Union[Effort, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., draft_top_k: _Optional[int] = ..., seed: _Optional[bytes] = ..., drafted_token_ids: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    features: Tensor
+    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., effort: _Optional[_Union[Effort, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., draft_top_k: _Optional[int] = ..., seed: _Optional[bytes] = ..., drafted_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., features: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("token_ids", "proposals", "confidences", "max_probs", "cached_len", "cost")
@@ -157,36 +171,42 @@ class DraftReply(_message.Message):
     def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., confidences: _Optional[_Union[Tensor, _Mapping]] = ..., max_probs: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("prefix", "draft_token_ids", "sampling", "proposals", "target_uniforms", "hold_rows")
+    __slots__ = ("prefix", "draft_token_ids", "sampling", "proposals", "target_uniforms", "hold_rows", "feature_layers", "feature_start")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     TARGET_UNIFORMS_FIELD_NUMBER: _ClassVar[int]
     HOLD_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_START_FIELD_NUMBER: _ClassVar[int]
     prefix: PrefixStatement
     draft_token_ids: Tensor
     sampling: SamplingParams
     proposals: SparseRows
     target_uniforms: Tensor
     hold_rows: bool
-    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., draft_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., target_uniforms: _Optional[_Union[Tensor, _Mapping]] = ..., hold_rows: _Optional[bool] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    feature_start: int
+    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., draft_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., target_uniforms: _Optional[_Union[Tensor, _Mapping]] = ..., hold_rows: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_start: _Optional[int] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("rows", "row_mass", "recovered_token_ids", "plain_token_ids", "cached_len", "cost")
+    __slots__ = ("rows", "row_mass", "recovered_token_ids", "plain_token_ids", "cached_len", "cost", "features")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROW_MASS_FIELD_NUMBER: _ClassVar[int]
     RECOVERED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     rows: SparseRows
     row_mass: Tensor
     recovered_token_ids: Tensor
     plain_token_ids: Tensor
     cached_len: int
     cost: CallCost
-    def __init__(self, rows: _Optional[_Union[SparseRows, _Mapping]] = ..., row_mass: _Optional[_Union[Tensor, _Mapping]] = ..., recovered_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., plain_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ...) -> None: ...
+    features: Tensor
+    def __init__(self, rows: _Optional[_Union[SparseRows, _Mapping]] = ..., row_mass: _Optional[_Union[Tensor, _Mapping]] = ..., recovered_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., plain_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ..., features: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class ResolveRequest(_message.Message):
     __slots__ = ("session_id", "round_index", "position", "scale", "uniform", "proposal")

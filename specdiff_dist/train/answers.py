@@ -96,6 +96,10 @@ class AnswerStore:
             int(shard["sources"][row]),
         )
 
+    def shard_range(self, number: int) -> range:
+        """The answers in one shard."""
+        return range(int(self._ends[number]), int(self._ends[number + 1]))
+
     def prompts(self, source: int) -> Iterator[IntArray]:
         """The prompts of one source, int32; reads nothing else."""
         for number in range(self.num_shards):

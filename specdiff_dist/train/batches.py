@@ -13,6 +13,7 @@ from specdiff_dist.drafters.block_model import MASK_ID
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.train.answers import HELD_OUT_EVERY, Answer, AnswerStore, is_held_out
 from specdiff_dist.train.blocks import BlockBatch, Targets
+from specdiff_dist.train.features import FeatureStore
 
 Ints = NDArray[np.int64]
 
@@ -44,10 +45,18 @@ class Batches:
     """Batches over the training answers and over the held-out ones."""
 
     def __init__(
-        self, answers: AnswerStore, options: BatchOptions, *, vocab_size: int, draft_vocab: Ints | None = None
+        self,
+        answers: AnswerStore,
+        options: BatchOptions,
+        *,
+        vocab_size: int,
+        draft_vocab: Ints | None = None,
+        features: FeatureStore | None = None,
     ) -> None:
-        """draft_vocab: [Vd], the token ids of the drafter's output columns. Raises InvalidConfig without usable answers."""
+        """draft_vocab: [Vd], the token ids of the drafter's output columns. features: for networks that need them.
+        Raises InvalidConfig without usable answers."""
         self.options = options
+        self._features = features
         self._answers = answers
         self._column_of = np.arange(vocab_size)
         if draft_vocab is not None:
@@ -74,7 +83,7 @@ class Batches:
             num_anchors = self._num_anchors(answer)
             count = min(options.blocks_per_answer, num_anchors)
             anchors = answer.prompt_length - 1 + np.sort(rng.choice(num_anchors, count, replace=False))
-            parts.append((answer, anchors, self._masked(rng, count)))
+            parts.append((at, anchors, self._masked(rng, count)))
         return self._pack(parts)
 
     def held_out_batches(self, *, max_answers: int, blocks_per_answer: int) -> Iterator[BlockBatch]:
@@ -85,7 +94,7 @@ class Batches:
             for at in chosen[start : start + self.options.answers_per_batch]:
                 answer = self._answers.answer(int(at))
                 anchors = answer.prompt_length - 1 + _evenly(np.arange(self._num_anchors(answer)), blocks_per_answer)
-                parts.append((answer, anchors, np.ones((len(anchors), self.options.block_size), bool)))
+                parts.append((int(at), anchors, np.ones((len(anchors), self.options.block_size), bool)))
             yield self._pack(parts)
 
     def _num_anchors(self, answer: Answer) -> int:
@@ -109,10 +118,12 @@ class Batches:
         masked[kinds < self.options.fully_masked] = True
         return masked
 
-    def _pack(self, parts: Sequence[tuple[Answer, Ints, NDArray[np.bool_]]]) -> BlockBatch:
+    def _pack(self, parts: Sequence[tuple[int, Ints, NDArray[np.bool_]]]) -> BlockBatch:
+        """parts: index of an answer, its anchors, what is masked after each."""
         size = self.options.block_size
-        prefixes, blocks, wanted, top_ids, top_log_probs, drawn = [], [], [], [], [], []
-        for answer, anchors, masked in parts:
+        prefixes, blocks, wanted, top_ids, top_log_probs, drawn, features = [], [], [], [], [], [], []
+        for at, anchors, masked in parts:
+            answer = self._answers.answer(at)
             end = min(len(answer.token_ids), self.options.max_length)
             positions = anchors[:, None] + np.arange(size + 1)  # of the block's tokens and the one after it
             tokens = answer.token_ids[np.minimum(positions, end - 1)].astype(np.int64)
@@ -128,6 +139,8 @@ class Batches:
             top_log_probs.append(answer.top_log_probs[rows])
             drawn.append(tokens[:, 1:][is_wanted])
             prefixes.append(answer.token_ids[: int(anchors[-1])].astype(np.int64))
+            if self._features is not None:
+                features.append(self._features.of(at)[: int(anchors[-1])])
         columns = self._column_of[np.concatenate(top_ids)]
         probs = np.exp(np.concatenate(top_log_probs).astype(np.float32)) * (columns >= 0)
         return BlockBatch(
@@ -143,6 +156,7 @@ class Batches:
                 top_column=torch.from_numpy(columns[:, 0].copy()),
                 drawn_column=torch.from_numpy(self._column_of[np.concatenate(drawn)]),
             ),
+            prefix_features=torch.from_numpy(np.concatenate(features)) if features else None,
         )
 
 

@@ -29,6 +29,7 @@ class BlockBatch:
     block_splits: tuple[int, ...]  # [S + 1]
     wanted: Tensor  # int64 [P], ascending: indices into N · B of the positions whose outputs are trained
     targets: Targets
+    prefix_features: Tensor | None = None  # float16 [C, F · H], for networks that need the verifier's
 
     @property
     def block_size(self) -> int:
@@ -47,4 +48,7 @@ class BlockBatch:
             for name in ("prefix_ids", "block_ids", "anchors", "wanted")
         }
         targets = Targets(*(getattr(self.targets, name).to(device) for name in Targets.__slots__))
-        return replace(self, **moved, targets=targets)
+        features = self.prefix_features
+        return replace(
+            self, **moved, targets=targets, prefix_features=None if features is None else features.to(device)
+        )

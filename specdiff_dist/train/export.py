@@ -60,11 +60,11 @@ def export(
     temporary.write_bytes(save(stored, metadata={"format": "pt"}))  # with the permissions of any other file
     os.replace(temporary, folder / "drafter.safetensors")
     _write(folder / "config.json", json.dumps(_config_json(config, record), indent=1) + "\n")
-    _write(folder / "README.md", model_card(record, tensors, in_int8=in_int8))
+    _write(folder / "README.md", model_card(record, tensors, config, in_int8=in_int8))
     return folder
 
 
-def model_card(record: Record, tensors: dict[str, Tensor], *, in_int8: bool = False) -> str:
+def model_card(record: Record, tensors: dict[str, Tensor], config: BlockModelConfig, *, in_int8: bool = False) -> str:
     """Markdown: data, recipe, command, time, numbers before and after."""
     num_parameters = sum(tensor.numel() for name, tensor in tensors.items() if name != "draft_vocab")
     vocab = tensors.get("draft_vocab")
@@ -78,9 +78,10 @@ def model_card(record: Record, tensors: dict[str, Tensor], *, in_int8: bool = Fa
         "",
         "Licence: its layers began as the verifier's, so the verifier's licence applies.",
         "",
-        f"**What it is.** `drafter.safetensors` ({'int8' if in_int8 else 'bfloat16'}, {num_parameters / 1e6:.1f} M parameters): a Llama body of "
+        f"**What it is.** `drafter.safetensors` ({'int8' if in_int8 else 'bfloat16'}, {num_parameters / 1e6:.1f} M "
+        "parameters): a Llama body of "
         f"{len(record.layers)} layers, a final norm, and `mask_embedding`, the input vector of a masked position. It began as "
-        f"layers {', '.join(map(str, record.layers))} of {record.origin}. Token embedding and output matrix are the verifier's "
+        f"layers {', '.join(map(str, record.layers))} of {record.origin}. {_about_features(config)}Token embedding and output matrix are the verifier's "
         f"own and are read from its folder, so it fits this verifier only. It proposes {proposes}.",
         "",
         f"**Data.** {record.num_answers} answers of the verifier itself (every 20th held out), sources: {sources}. "
@@ -111,6 +112,16 @@ def model_card(record: Record, tensors: dict[str, Tensor], *, in_int8: bool = Fa
         "",
     ]
     return "\n".join(lines)
+
+
+def _about_features(config: BlockModelConfig) -> str:
+    if not config.feature_layers:
+        return ""
+    layers = ", ".join(map(str, config.feature_layers))
+    return (
+        f"It reads committed tokens as the verifier's hidden states after its layers {layers} (from 0), which come with the "
+        "verify replies. "
+    )
 
 
 def _config_json(config: BlockModelConfig, record: Record) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from specdiff_dist.drafters.block_model import MASK_ID, BlockModelConfig
+from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.train.blocks import BlockBatch
 
 
@@ -39,6 +40,10 @@ class DraftNetwork(nn.Module):
         self.config, self.trains_prefix = config, trains_prefix
         self.model = _Body(config)
         self.mask_embedding = nn.Parameter(torch.zeros(config.hidden_size))
+        if config.feature_layers:
+            self.feature_norm = _FeatureNorm(config)
+            self.feature_fusion = nn.Linear(config.feature_size, config.hidden_size, bias=False)
+            nn.init.zeros_(self.feature_fusion.weight)
         rows = output if draft_vocab is None else output[draft_vocab]
         self.register_buffer("embedding_table", embedding_table.detach().float().clone(), persistent=False)
         self.register_buffer("output", rows.detach().float().clone(), persistent=False)
@@ -58,9 +63,24 @@ class DraftNetwork(nn.Module):
         self._reserve_rotary(int(batch.anchors.max()) + batch.block_size)
         positions = torch.cat([torch.arange(b - a) for a, b in pairwise(batch.prefix_splits)])
         rotary = self._rotary(positions.to(batch.prefix_ids.device))
-        with torch.set_grad_enabled(self.trains_prefix and torch.is_grad_enabled()):
-            prefix = self._prefix(batch, rotary)
+        if self.config.feature_layers:
+            prefix = self._featured_prefix(batch)
+        else:
+            with torch.set_grad_enabled(self.trains_prefix and torch.is_grad_enabled()):
+                prefix = self._prefix(batch, rotary)
         return self._blocks(batch, prefix, rotary)
+
+    def _featured_prefix(self, batch: BlockBatch) -> list[Tensor]:
+        """As `_prefix`, from the verifier's features: see drafters.BlockModel.remember."""
+        if batch.prefix_features is None:
+            raise InvalidConfig("this network needs features of the prefixes; make batches with a FeatureStore")
+        normed = self.feature_norm(batch.prefix_features.to(self.output.dtype))
+        fused = self.feature_fusion(normed.flatten(1))
+        embedded = self._embed(batch.prefix_ids) if -1 in self.config.feature_sources else fused
+        return [
+            layer.input_layernorm(fused + (embedded if source < 0 else normed[:, source]))
+            for layer, source in zip(self.model.each_layer(), self.config.feature_sources, strict=True)
+        ]
 
     def _prefix(self, batch: BlockBatch, rotary: tuple[Tensor, ...]) -> list[Tensor]:
         """The causal pass: what each layer makes its prefix keys and values from, normed, [C, H]."""
@@ -150,6 +170,18 @@ class _Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight.shape, self.weight, self._eps)
+
+
+class _FeatureNorm(nn.Module):
+    """Each of the F hidden states on its own: [rows, F · H] to [rows, F, H]."""
+
+    def __init__(self, config: BlockModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.feature_size))
+        self._shape, self._eps = (len(config.feature_layers), config.hidden_size), config.rms_norm_eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x.view(-1, *self._shape), self._shape[1:], eps=self._eps) * self.weight.view(self._shape)
 
 
 class _Attention(nn.Module):

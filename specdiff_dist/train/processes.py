@@ -39,6 +39,11 @@ def is_first() -> bool:
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
+def rank_and_world() -> tuple[int, int]:
+    """Which of how many processes this one is."""
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+
+
 def wait_for_all() -> None:
     if distributed.is_initialized():
         distributed.barrier()

@@ -16,12 +16,15 @@ from specdiff_dist.train.batches import Batches, BatchOptions, choose_draft_voca
 from specdiff_dist.train.calibrate import fit
 from specdiff_dist.train.evaluation import Evaluation, observe
 from specdiff_dist.train.export import Record, export
+from specdiff_dist.train.features import FeatureStore, make_features
 from specdiff_dist.train.network import DraftNetwork
-from specdiff_dist.train.processes import is_first
-from specdiff_dist.train.start import Start, from_drafter, from_verifier
+from specdiff_dist.train.processes import is_first, rank_and_world, wait_for_all
+from specdiff_dist.train.start import Start, from_drafter, from_verifier, with_features
 from specdiff_dist.train.trainer import Trained, Trainer, TrainOptions
 from specdiff_dist.verifiers.device import pick_device
 from specdiff_dist.verifiers.folder import vocab_size
+
+ARCHITECTURES = ("causal", "features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,18 @@ class NetworkOptions:
     initial: Path | None = None  # an exported drafter to go on from
     draft_vocab: int = 8192  # tokens it proposes; 0: all
     trains_prefix: bool = True
+    architecture: str = "causal"  # or "features": committed tokens by the verifier's hidden states of them
+    feature_layers: tuple[int, ...] | None = None  # of the verifier; None: those that fed the drafter's layers there
 
     def __post_init__(self) -> None:
         if self.num_layers < 1 or self.draft_vocab < 0:
             raise InvalidConfig("a drafter needs at least one layer, and a draft vocabulary of 0 (all) or more")
+        if self.architecture not in ARCHITECTURES:
+            raise InvalidConfig(f"the architecture is {' or '.join(ARCHITECTURES)}, not {self.architecture!r}")
+        if self.architecture == "causal" and self.feature_layers is not None:
+            raise InvalidConfig("feature layers need architecture 'features'")
+        if self.architecture == "features" and not self.trains_prefix:
+            raise InvalidConfig("with architecture 'features' there is no causal prefix whose gradients could be cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,10 @@ def make_drafter(
     start, device = _start(verifier_folder, options), pick_device(options.device)
     counts = count_tokens(answers, start.config.vocab_size)
     draft_vocab = choose_draft_vocab(counts, options.network.draft_vocab, vocab_size=vocab_size(verifier_folder))
-    batches = Batches(answers, options.batches, vocab_size=start.config.vocab_size, draft_vocab=draft_vocab)
+    batches = Batches(
+        answers, options.batches, vocab_size=start.config.vocab_size, draft_vocab=draft_vocab,
+        features=_features(folder / "features", answers, start, device, on_progress),
+    )  # fmt: skip
     network = DraftNetwork(
         start.config, start.embedding, start.output,
         None if draft_vocab is None else torch.from_numpy(draft_vocab),
@@ -86,7 +100,11 @@ def make_drafter(
     )  # fmt: skip
     network.load_state_dict(start.weights)
     network.to(device)
-    identity = {"origin": start.origin, "layers": start.layers, "draft_vocab": options.network.draft_vocab}
+    identity: dict[str, Any] = {
+        "origin": start.origin, "layers": start.layers, "draft_vocab": options.network.draft_vocab
+    }  # fmt: skip
+    if start.config.feature_layers:
+        identity["features"] = [start.config.feature_layers, start.config.feature_sources]
     trainer = Trainer(
         network, batches, options.training, folder / "checkpoints", identity=identity, on_progress=on_progress
     )
@@ -108,8 +126,37 @@ def make_drafter(
 def _start(verifier_folder: Path, options: RunOptions) -> Start:
     wanted, size = options.network, options.batches.block_size
     if wanted.initial is not None:
-        return from_drafter(wanted.initial, verifier_folder, layers=wanted.layers, block_size=size)
-    return from_verifier(verifier_folder, num_layers=wanted.num_layers, layers=wanted.layers, block_size=size)
+        start = from_drafter(wanted.initial, verifier_folder, layers=wanted.layers, block_size=size)
+        if (
+            bool(start.config.feature_layers) != (wanted.architecture == "features")
+            or wanted.feature_layers is not None
+        ):
+            own = "features" if start.config.feature_layers else "causal"
+            raise InvalidConfig(
+                f"{wanted.initial} has architecture {own!r} and its own feature layers: leave them to it"
+            )
+        return start
+    start = from_verifier(verifier_folder, num_layers=wanted.num_layers, layers=wanted.layers, block_size=size)
+    return with_features(start, wanted.feature_layers) if wanted.architecture == "features" else start
+
+
+def _features(
+    folder: Path,
+    answers: AnswerStore,
+    start: Start,
+    device: torch.device,
+    on_progress: Callable[[dict[str, Any]], None],
+) -> FeatureStore | None:
+    """Every process computes its share; all read all."""
+    layers = start.config.feature_layers
+    if not layers:
+        return None
+    rank, world = rank_and_world()
+    made = make_features(
+        folder, answers, start.folder, layers, device=device, rank=rank, world=world, on_progress=on_progress
+    )
+    wait_for_all()
+    return FeatureStore(made, answers, start.config.feature_size)
 
 
 def _plain(options: RunOptions) -> dict[str, Any]:

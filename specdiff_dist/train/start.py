@@ -12,6 +12,7 @@ from torch import Tensor
 from specdiff_dist.drafters.block_model import BlockModelConfig
 from specdiff_dist.drafters.weights_file import load_weights
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
+from specdiff_dist.train.features import check_layers
 from specdiff_dist.verifiers.folder import read_config, read_embeddings, read_tensor
 
 _LAYER = "model.layers."
@@ -27,6 +28,7 @@ class Start:
     output: Tensor  # the verifier's, [V, H]
     origin: str  # for the record
     layers: tuple[int, ...]  # of the origin
+    folder: Path  # the verifier's
 
 
 def from_verifier(folder: Path, *, num_layers: int, layers: Sequence[int] | None = None, block_size: int) -> Start:
@@ -49,7 +51,7 @@ def from_verifier(folder: Path, *, num_layers: int, layers: Sequence[int] | None
         )
     weights["mask_embedding"] = embedding.float().mean(dim=0)
     config = replace(config, num_hidden_layers=len(chosen), max_block_size=block_size)
-    return Start(config, weights, embedding, output, read_config(folder).get("model_type", "verifier"), chosen)
+    return Start(config, weights, embedding, output, read_config(folder).get("model_type", "verifier"), chosen, folder)
 
 
 def from_drafter(folder: Path, verifier_folder: Path, *, layers: Sequence[int] | None = None, block_size: int) -> Start:
@@ -61,15 +63,43 @@ def from_drafter(folder: Path, verifier_folder: Path, *, layers: Sequence[int] |
     chosen = tuple(range(config.num_hidden_layers) if layers is None else layers)
     _check(chosen, config.num_hidden_layers, folder.name)
     found = load_weights(folder)
-    names = {"model.norm.weight": "model.norm.weight", "mask_embedding": "mask_embedding"}
+    names = {name: name for name in ("model.norm.weight", "mask_embedding")}
+    if config.feature_layers:
+        names |= {name: name for name in ("feature_norm.weight", "feature_fusion.weight")}
     for own, theirs in enumerate(chosen):
         names |= {f"{_LAYER}{own}.{name}": f"{_LAYER}{theirs}.{name}" for name in _names_of_layer()}
     missing = [name for name in names.values() if name not in found]
     if missing:
         raise ModelUnavailable(f"{folder} lacks the tensor {missing[0]}")
     weights = {own: found[theirs].float() for own, theirs in names.items()}
-    config = replace(config, num_hidden_layers=len(chosen), max_block_size=block_size)
-    return Start(config, weights, embedding, output, folder.name, chosen)
+    sources = tuple(config.feature_sources[layer] for layer in chosen) if config.feature_layers else ()
+    config = replace(config, num_hidden_layers=len(chosen), max_block_size=block_size, feature_sources=sources)
+    return Start(config, weights, embedding, output, folder.name, chosen, verifier_folder)
+
+
+def with_features(start: Start, layers: Sequence[int] | None) -> Start:
+    """The same layers, fed the verifier's features instead of a causal stream of their own; masks and blocks as before.
+
+    layers: the verifier's, by their outputs; None takes for each of the network's layers the one whose output went into it
+    in the verifier. Each layer starts from the output nearest in depth to what it was made for, and the fusion is zero: with
+    the layers by default the keys and values of the prefix are the verifier's own before the first step.
+    Raises InvalidConfig when no layer is left, or for one that is not there.
+    """
+    num_layers = read_config(start.folder)["num_hidden_layers"]
+    feeding = tuple(sorted({layer - 1 for layer in start.layers if layer})) or (num_layers // 2,)
+    chosen = feeding if layers is None else tuple(layers)
+    check_layers(chosen, num_layers, start.folder.name)
+    entering = [-1, *chosen]  # what could feed a layer: the embedding, or an output
+    sources = tuple(
+        min(range(len(entering)), key=lambda at: (abs(entering[at] - (own - 1)), -at)) - 1 for own in start.layers
+    )
+    config = replace(start.config, feature_layers=chosen, feature_sources=sources)
+    weights = {
+        **start.weights,
+        "feature_norm.weight": torch.ones(config.feature_size),
+        "feature_fusion.weight": torch.zeros(config.hidden_size, config.feature_size),
+    }
+    return replace(start, config=config, weights=weights)
 
 
 def _names_of_layer() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from specdiff_dist.core.features import MAX_FEATURE_BYTES, fault, max_rows
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows, SpecdiffError
 from specdiff_dist.types import (
@@ -38,6 +39,11 @@ def check_draft_call(call: DraftCall, info: DrafterInfo) -> None:
         raise InvalidRequest(f"a round drafts at most {info.max_draft_tokens} tokens")
     if call.draft_top_k < 1:
         raise InvalidRequest(f"draft_top_k must be positive, not {call.draft_top_k}")
+    if not info.feature_layers:
+        if call.features is not None:
+            raise InvalidRequest(f"drafter {info.name!r} takes no features")
+    elif wrong := fault(call.features, len(call.prefix.new_token_ids) - 1, info.feature_size):
+        raise InvalidRequest(f"drafter {info.name!r}: {wrong}")
 
 
 def check_verify_call(call: VerifyCall, info: VerifierInfo) -> None:
@@ -53,6 +59,8 @@ def check_verify_call(call: VerifyCall, info: VerifierInfo) -> None:
         _check_distributions(call.proposals, num_draft, info.vocab_size, "proposal")
     elif num_draft and call.sampling.may_be_wide:
         raise InvalidRequest("these sampling parameters can give wide target rows: send the proposals")
+    if call.feature_layers:
+        _check_feature_layers(call, info)
 
 
 def check_draft_block(block: DraftBlock, call: DraftCall, info: DrafterInfo) -> None:
@@ -70,6 +78,11 @@ def check_draft_block(block: DraftBlock, call: DraftCall, info: DrafterInfo) -> 
 
 def check_target_rows(target: TargetRows, call: VerifyCall, info: VerifierInfo) -> None:
     """Raises InvalidRows."""
+    if not call.feature_layers:
+        if target.features is not None:
+            raise InvalidRows("features came that were not asked for")
+    elif wrong := fault(target.features, call.num_feature_rows, len(call.feature_layers) * info.hidden_size):
+        raise InvalidRows(wrong)
     num_draft = len(call.draft_token_ids)
     _check_array(target.row_mass, np.float64, num_draft + 1, "row_mass", InvalidRows)
     if not np.all(np.abs(target.row_mass - 1.0) <= MASS_TOLERANCE):  # false for NaN
@@ -102,6 +115,20 @@ def check_resolved(resolved: ResolvedToken, info: VerifierInfo) -> None:
     """Raises InvalidRows."""
     if not 0 <= resolved.token_id < info.vocab_size:
         raise InvalidRows(f"the recovered token must be in [0, {info.vocab_size}), not {resolved.token_id}")
+
+
+def _check_feature_layers(call: VerifyCall, info: VerifierInfo) -> None:
+    layers = call.feature_layers
+    if not info.num_layers:
+        raise InvalidRequest(f"verifier {info.name!r} gives no features; use a drafter that needs none")
+    if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= info.num_layers:
+        raise InvalidRequest(f"feature_layers must ascend within 0 … {info.num_layers - 1}, not {list(layers)}")
+    if not call.prefix.prefix_len <= call.feature_start <= call.prefix.num_committed + len(call.draft_token_ids):
+        raise InvalidRequest(f"feature_start must be a position that this call adds, not {call.feature_start}")
+    if call.num_feature_rows > max(max_rows(len(layers) * info.hidden_size), len(call.draft_token_ids) + 1):
+        raise InvalidRequest(
+            f"features of {call.num_feature_rows} tokens take more than {MAX_FEATURE_BYTES} bytes; ask for fewer at a time"
+        )
 
 
 def _check_on_support(target: TargetRows, proposals: SparseRows | None) -> None:

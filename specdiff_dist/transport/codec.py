@@ -40,6 +40,8 @@ _WIRE_DTYPES = {
     pb.DTYPE_INT64: np.dtype("<i8"),
     pb.DTYPE_FLOAT32: np.dtype("<f4"),
     pb.DTYPE_FLOAT64: np.dtype("<f8"),
+    pb.DTYPE_FLOAT16: np.dtype("<f2"),
+    pb.DTYPE_BFLOAT16: np.dtype("<u2"),  # its bits: NumPy has no such type
 }
 _WIRE_CODES = {dtype.newbyteorder("="): code for code, dtype in _WIRE_DTYPES.items()}
 
@@ -69,6 +71,7 @@ def encode_draft_call(call: DraftCall) -> bytes:
             draft_top_k=call.draft_top_k,
             seed=(call.seed & (1 << 8 * SEED_BYTES) - 1).to_bytes(SEED_BYTES, "little"),
             drafted_token_ids=_tensor_to_pb(call.drafted_token_ids) if len(call.drafted_token_ids) else None,
+            features=None if call.features is None else _tensor_to_pb(call.features),
         ),
         InvalidRequest,
     )
@@ -89,6 +92,8 @@ def encode_verify_call(call: VerifyCall) -> bytes:
             proposals=None if call.proposals is None else _rows_to_pb(call.proposals),
             target_uniforms=_tensor_to_pb(call.target_uniforms),
             hold_rows=call.hold_rows,
+            feature_layers=call.feature_layers,
+            feature_start=call.feature_start,
         ),
         InvalidRequest,
     )
@@ -168,6 +173,7 @@ def encode_target_rows(target: TargetRows) -> bytes:
             plain_token_ids=None if plain is None else _tensor_to_pb(plain),
             cached_len=target.cached_len,
             cost=_cost_to_pb(target.cost),
+            features=None if target.features is None else _tensor_to_pb(target.features),
         ),
         InvalidRows,
     )
@@ -205,6 +211,8 @@ def encode_drafter_info(info: DrafterInfo) -> bytes:
             reveal_orders=info.reveal_orders,
             is_deterministic=info.is_deterministic,
             reports_true_proposals=info.reports_true_proposals,
+            feature_layers=info.feature_layers,
+            feature_size=info.feature_size,
         ),
         InvalidRows,
     )
@@ -218,6 +226,7 @@ def decode_drafter_info(data: bytes) -> DrafterInfo:
         lambda message: DrafterInfo(
             message.name, message.vocab_size, message.max_model_len, message.max_draft_tokens,
             tuple(message.reveal_orders), message.is_deterministic, message.reports_true_proposals,
+            tuple(message.feature_layers), message.feature_size,
         ),
         InvalidRows,
     )  # fmt: skip
@@ -231,6 +240,8 @@ def encode_verifier_info(info: VerifierInfo) -> bytes:
             max_model_len=info.max_model_len,
             eos_token_ids=info.eos_token_ids,
             dtype=info.dtype,
+            num_layers=info.num_layers,
+            hidden_size=info.hidden_size,
         ),
         InvalidRows,
     )
@@ -242,7 +253,13 @@ def decode_verifier_info(data: bytes) -> VerifierInfo:
         data,
         pb.VerifierInfo,
         lambda message: VerifierInfo(
-            message.name, message.vocab_size, message.max_model_len, tuple(message.eos_token_ids), message.dtype
+            message.name,
+            message.vocab_size,
+            message.max_model_len,
+            tuple(message.eos_token_ids),
+            message.dtype,
+            message.num_layers,
+            message.hidden_size,
         ),
         InvalidRows,
     )
@@ -283,6 +300,7 @@ def _draft_call_from_pb(message: pb.DraftRequest) -> DraftCall:
         drafted_token_ids=_array(message, "drafted_token_ids")
         if message.HasField("drafted_token_ids")
         else np.zeros(0, np.int32),
+        features=_array(message, "features") if message.HasField("features") else None,
     )
 
 
@@ -294,6 +312,8 @@ def _verify_call_from_pb(message: pb.VerifyRequest) -> VerifyCall:
         proposals=_rows_from_pb(message.proposals) if message.HasField("proposals") else None,
         target_uniforms=_array(message, "target_uniforms"),
         hold_rows=message.hold_rows,
+        feature_layers=tuple(message.feature_layers),
+        feature_start=message.feature_start,
     )
 
 
@@ -316,6 +336,7 @@ def _target_rows_from_pb(message: pb.VerifyReply) -> TargetRows:
         plain_token_ids=_array(message, "plain_token_ids") if message.HasField("plain_token_ids") else None,
         cached_len=message.cached_len,
         cost=_cost_from_pb(message.cost),
+        features=_array(message, "features") if message.HasField("features") else None,
     )
 
 
@@ -376,7 +397,7 @@ def _tensor_to_pb(array: NDArray) -> pb.Tensor:
     """Sends the array's own dtype: the receiver judges it, and no number changes on the way."""
     code = _WIRE_CODES.get(array.dtype.newbyteorder("="))
     if code is None:
-        raise _Malformed(f"{array.dtype} array; use int32, int64, float32 or float64")
+        raise _Malformed(f"{array.dtype} array; use {', '.join(map(str, _WIRE_CODES))}")
     return pb.Tensor(dtype=code, shape=array.shape, data=array.astype(_WIRE_DTYPES[code], copy=False).tobytes())
 
 

@@ -39,7 +39,7 @@ def load_verifier(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     folder = resolve(model)
-    forward = _load_forward(folder.path, dtype, device)
+    forward = load_forward(folder.path, dtype, device)
     forward.max_model_len = min(forward.max_model_len, folder.max_model_len)
     return CausalLMVerifier(
         forward,
@@ -50,8 +50,8 @@ def load_verifier(
     )
 
 
-def _load_forward(folder: Path, dtype: str, device: str) -> ModelForward[Any]:
-    """Our own forward pass where it can run the model, else transformers'."""
+def load_forward(folder: Path, dtype: str, device: str) -> ModelForward[Any]:
+    """Our own forward pass where it can run the model in `folder`, else transformers'. Raises as `load_verifier`."""
     from specdiff_dist.verifiers.folder import read_config
     from specdiff_dist.verifiers.llama_forward import LlamaForward, LlamaShape
     from specdiff_dist.verifiers.transformers_forward import TransformersForward
@@ -62,4 +62,4 @@ def _load_forward(folder: Path, dtype: str, device: str) -> ModelForward[Any]:
     return TransformersForward.load(folder, dtype=dtype, device=device)
 
 
-__all__ = ["load_verifier"]
+__all__ = ["load_forward", "load_verifier"]

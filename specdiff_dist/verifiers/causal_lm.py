@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from specdiff_dist.core.features import FeatureArray
 from specdiff_dist.core.rows import IntArray
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch
 from specdiff_dist.session_prefix import SessionPrefix, SessionTable
@@ -21,6 +22,7 @@ from specdiff_dist.types import (
     VerifierInfo,
     VerifyCall,
 )
+from specdiff_dist.verifiers.features import wire_features
 from specdiff_dist.verifiers.target_rows import draw_recovered, target_rows
 
 CacheT = TypeVar("CacheT")
@@ -34,6 +36,8 @@ class ModelForward(Protocol[CacheT]):
     vocab_size: int  # of the real vocabulary: ids ≥ this never occur
     max_model_len: int
     dtype: str
+    num_layers: int  # whose hidden states it gives; 0: none
+    hidden_size: int
 
     def new_cache(self) -> CacheT: ...
 
@@ -41,9 +45,12 @@ class ModelForward(Protocol[CacheT]):
         """Cuts the cache to its first `length` tokens."""
         ...
 
-    def forward(self, cache: CacheT, token_ids: IntArray, num_logits: int) -> Tensor:
+    def forward(
+        self, cache: CacheT, token_ids: IntArray, num_logits: int, feature_layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
         """Appends `token_ids` [t ≥ 1] to the cache. Returns float32 [num_logits, V], the logits after each of the last
-        `num_logits` ≥ 1 tokens. The cache is unusable if this raises."""
+        `num_logits` ≥ 1 tokens, and [t, F · H], the outputs of the layers `feature_layers` side by side (None without).
+        The cache is unusable if this raises."""
         ...
 
 
@@ -75,8 +82,9 @@ class CausalLMVerifier(Generic[CacheT]):
         self._model = model
         self._prefill_chunk = prefill_chunk
         self._info = VerifierInfo(
-            name, model.vocab_size, max_model_len or model.max_model_len, eos_token_ids, model.dtype
-        )
+            name, model.vocab_size, max_model_len or model.max_model_len, eos_token_ids, model.dtype, model.num_layers,
+            model.hidden_size,
+        )  # fmt: skip
         self._sessions: SessionTable[CacheT] = SessionTable(model.new_cache, max_sessions=max_sessions)
 
     @property
@@ -98,12 +106,15 @@ class CausalLMVerifier(Generic[CacheT]):
         started = time.perf_counter()
         try:
             self._model.crop(session.cache, length)
-            logits, num_forwards = self._forward(session, tokens, len(call.draft_token_ids) + 1)
+            skipped = call.feature_start - call.prefix.prefix_len  # leading tokens without features
+            logits, features, num_forwards = self._forward(
+                session, tokens, len(call.draft_token_ids) + 1, call.feature_layers, skipped
+            )
             cost = CallCost(forward_s=time.perf_counter() - started, num_forwards=num_forwards)
             target = target_rows(logits, call, cached_len=session.cached_len, cost=cost)
             if call.hold_rows and target.is_wide:
                 session.held = _HeldRows(call.prefix.round_index, logits, call.sampling)
-            return target
+            return target if features is None else replace(target, features=features)
         except BaseException:  # whatever it was, the cache may disagree with the token ids now: the caller rebuilds it
             self._sessions.drop(session_id)
             raise
@@ -124,18 +135,37 @@ class CausalLMVerifier(Generic[CacheT]):
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
 
-    def _forward(self, session: SessionPrefix[CacheT], tokens: IntArray, num_logits: int) -> tuple[Tensor, int]:
-        """Adds `tokens` to the session; the last `num_logits` logits and how many forwards it took."""
+    def _forward(
+        self, session: SessionPrefix[CacheT], tokens: IntArray, num_logits: int, layers: tuple[int, ...], skipped: int
+    ) -> tuple[Tensor, FeatureArray | None, int]:
+        """Adds `tokens` to the session; the last `num_logits` logits, the features of all but the first `skipped` tokens
+        (None without layers), and how many forwards it took."""
         num_forwards = 1
+        hidden: list[FeatureArray] = []
+
+        def run(chunk: IntArray, num_logits: int) -> Tensor:
+            nonlocal skipped
+            logits, states = self._model.forward(
+                session.cache, chunk, num_logits, layers if skipped < len(chunk) else ()
+            )
+            if states is not None:
+                hidden.append(wire_features(states[skipped:]))
+            skipped = max(skipped - len(chunk), 0)
+            session.extend(chunk)
+            return logits
+
         while len(tokens) > max(self._prefill_chunk, num_logits):
             size = min(self._prefill_chunk, len(tokens) - num_logits)
-            self._model.forward(session.cache, tokens[:size], 1)
-            session.extend(tokens[:size])
+            run(tokens[:size], 1)
             tokens = tokens[size:]
             num_forwards += 1
-        logits = self._model.forward(session.cache, tokens, num_logits)
-        session.extend(tokens)
-        return logits, num_forwards
+        logits = run(tokens, num_logits)
+        return logits, self._joined(hidden, layers), num_forwards
+
+    def _joined(self, hidden: list[FeatureArray], layers: tuple[int, ...]) -> FeatureArray | None:
+        if not layers:
+            return None
+        return np.concatenate(hidden) if hidden else np.zeros((0, len(layers) * self._info.hidden_size), np.float16)
 
     def _check(self, call: VerifyCall) -> None:
         num_new, num_draft = len(call.prefix.new_token_ids), len(call.draft_token_ids)

@@ -120,6 +120,7 @@ class LlamaForward:
         self.vocab_size = min(vocab_size or shape.vocab_size, shape.vocab_size)
         self.max_model_len = shape.max_positions
         self.dtype = str(dtype).removeprefix("torch.")
+        self.num_layers, self.hidden_size = shape.num_layers, shape.hidden_size
         hidden, inner = shape.hidden_size, shape.intermediate_size
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
 
@@ -181,9 +182,10 @@ class LlamaForward:
         cache.length = min(cache.length, length)
 
     @torch.inference_mode()
-    def forward(self, cache: LlamaCache, token_ids: IntArray, num_logits: int) -> Tensor:
-        """Appends `token_ids` [t ≥ 1] to the cache. Returns the last `num_logits` ≥ 1 logits, float32 [num_logits, V]
-        on the model's device. The cache is unusable if this raises."""
+    def forward(
+        self, cache: LlamaCache, token_ids: IntArray, num_logits: int, feature_layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ModelForward. On the model's device; features in its dtype."""
         start, num_rows = cache.length, len(token_ids)
         end = start + num_rows
         cache.reserve(end)
@@ -195,12 +197,16 @@ class LlamaForward:
 
         ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int64)).to(self._device)
         x = self._embedding[ids]
+        hidden: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             x = x + self._attend(layer, cache, index, rms_norm(x, size, layer.input_norm, eps), cos, sin, mask)
             gate, up = layer.gate_up(rms_norm(x, size, layer.mlp_norm, eps)).chunk(2, dim=-1)
             x = x + layer.down(silu(gate) * up)
+            if index in feature_layers:
+                hidden.append(x)
         cache.length = end
-        return self._output(rms_norm(x[-num_logits:], size, self._norm, eps)).float()
+        logits = self._output(rms_norm(x[-num_logits:], size, self._norm, eps)).float()
+        return logits, torch.cat(hidden, dim=-1) if hidden else None
 
     def _attend(
         self, layer: _Layer, cache: LlamaCache, index: int, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -37,6 +37,8 @@ class TransformersForward:
         self.vocab_size = padded if vocab_size is None else min(vocab_size, padded)
         self.max_model_len = int(getattr(text_config, "max_position_embeddings", None) or 1 << 30)
         self.dtype = str(model.dtype).removeprefix("torch.")
+        self._layers = _decoder_layers(model)
+        self.num_layers, self.hidden_size = len(self._layers), int(text_config.hidden_size)
 
     @staticmethod
     def load(folder: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersForward:
@@ -75,16 +77,35 @@ class TransformersForward:
             cache.crop(-surplus)
 
     @torch.inference_mode()
-    def forward(self, cache: DynamicCache, token_ids: IntArray, num_logits: int) -> Tensor:
-        """Appends `token_ids` [t ≥ 1] to the cache. Returns the last `num_logits` ≥ 1 logits, float32 [num_logits, V]
-        on the model's device. The cache is unusable if this raises."""
+    def forward(
+        self, cache: DynamicCache, token_ids: IntArray, num_logits: int, feature_layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ModelForward. On the model's device; features in its dtype."""
         device, start = self._model.device, cache.get_seq_length()
         ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int64)).to(device)[None]
         positions = torch.arange(start, start + len(token_ids), device=device)[None]
-        output = self._model(
-            input_ids=ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=num_logits
-        )
-        return output.logits[0, -num_logits:, : self.vocab_size].float()
+        hidden: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            hidden.append((output if isinstance(output, Tensor) else output[0])[0])
+
+        # Hooks instead of output_hidden_states, which keeps all layers and gives the last one after the final norm.
+        hooks = [self._layers[index].register_forward_hook(keep) for index in feature_layers]
+        try:
+            output = self._model(
+                input_ids=ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=num_logits
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        logits = output.logits[0, -num_logits:, : self.vocab_size].float()
+        return logits, torch.cat(hidden, dim=-1) if hidden else None
+
+
+def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers whose outputs are the residual stream; none where the model does not show them: it gives no features."""
+    layers = getattr(model.get_decoder(), "layers", None)
+    return list(layers) if isinstance(layers, nn.ModuleList) else []
 
 
 def _check_croppable(model: PreTrainedModel) -> None:

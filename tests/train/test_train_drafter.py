@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from specdiff_dist import load_pair
 from specdiff_dist.cli import app
 from specdiff_dist.drafters import load_drafter
 from specdiff_dist.errors import InvalidConfig
@@ -44,6 +45,26 @@ def test_one_command_makes_data_trains_and_exports(tmp_path):
     again = run(tmp_path / "out", verifier, prompts, "--steps", "30", "--learning-rate", "0.003")
     assert "data" not in again  # everything is there
     assert again["training"]["after"] == training["after"]
+
+
+def test_features_from_one_command_to_answers(tmp_path):
+    """Resumed, nothing is made twice; the drafter answers in a pair of its own verifier."""
+    verifier = write_chat_model(tmp_path / "verifier")
+    prompts = write_prompts(tmp_path / "prompts.jsonl", some_prompts(90))
+    options = ("--architecture", "features", "--feature-layers", "0,1", "--steps", "6", "--evaluations", "1")
+    training = run(tmp_path / "out", verifier, prompts, *options)["training"]
+    made = sorted((tmp_path / "out" / "features" / "0-1").glob("shard-*.npy"))
+    stamps = [path.stat().st_mtime_ns for path in made]
+    again = run(tmp_path / "out", verifier, prompts, *options)["training"]
+    assert len(made) > 1 and again["after"] == training["after"]
+    assert [path.stat().st_mtime_ns for path in made] == stamps
+    with load_pair(str(verifier), drafter=training["folder"], dtype="float32", device="cpu") as pair:
+        assert pair.drafter is not None and pair.drafter.engine.info.feature_layers == (0, 1)
+        answer = pair.generate("w1 w2 w3", temperature=0.0, max_tokens=12, ignore_eos=True)
+    assert len(answer.token_ids) == 12 and answer.receipt.exact and not answer.receipt.degraded
+    assert answer.receipt.num_draft_tokens > 0
+    found = CliRunner().invoke(app, ["train-drafter", "--output", str(tmp_path / "bad"), "--feature-layers", "1"])
+    assert isinstance(found.exception, InvalidConfig)
 
 
 def test_data_only_and_minutes(tmp_path):

@@ -17,7 +17,7 @@ from specdiff_dist.transport import codec
 from specdiff_dist.types import TargetRows
 from tests.transport.doubles import draft_call, same_arrays, scripted_drafter, table_verifier, verify_call
 
-DTYPES = [np.int32, np.int64, np.float32, np.float64]
+DTYPES = [np.int32, np.int64, np.float32, np.float64, np.float16, np.uint16]
 DECODERS = [
     codec.decode_draft_call,
     codec.decode_verify_call,
@@ -102,8 +102,8 @@ def test_what_does_not_fit_its_field_is_not_sent():
     call = verify_call()
     with pytest.raises(InvalidRequest, match="cannot be sent"):
         codec.encode_release("\ud800")
-    object.__setattr__(call, "target_uniforms", call.target_uniforms.astype(np.float16))
-    with pytest.raises(InvalidRequest, match="float16"):
+    object.__setattr__(call, "target_uniforms", call.target_uniforms.astype(np.uint8))
+    with pytest.raises(InvalidRequest, match="uint8"):
         codec.encode_verify_call(call)
 
 

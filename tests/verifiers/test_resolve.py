@@ -50,6 +50,7 @@ class Counting:
     """A ModelForward whose logits depend on the number of tokens."""
 
     vocab_size, max_model_len, dtype = 400, 64, "float32"
+    num_layers, hidden_size = 0, 0
 
     def new_cache(self) -> list[int]:
         return []
@@ -57,10 +58,12 @@ class Counting:
     def crop(self, cache: list[int], length: int) -> None:
         del cache[length:]
 
-    def forward(self, cache: list[int], token_ids: np.ndarray, num_logits: int) -> torch.Tensor:
+    def forward(
+        self, cache: list[int], token_ids: np.ndarray, num_logits: int, feature_layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, None]:
         cache.extend(token_ids.tolist())
         generator = torch.Generator().manual_seed(len(cache))
-        return torch.randn(num_logits, self.vocab_size, generator=generator)
+        return torch.randn(num_logits, self.vocab_size, generator=generator), None
 
 
 def test_rows_are_held_until_the_next_call_only() -> None:
