@@ -17,7 +17,7 @@ from specdiff_dist.errors import InvalidConfig
 if TYPE_CHECKING:  # types.py uses core's arrays
     from specdiff_dist.types import DrafterInfo, VerifierInfo
 
-FeatureArray = NDArray[np.float16] | NDArray[np.uint16]  # [tokens, F · H]
+FeatureArray = NDArray[np.float16 | np.uint16]  # [tokens, F · H]
 
 MAX_FEATURE_BYTES = 16 << 20  # in one call or reply: a quarter of a message; longer stretches go in several calls
 _BYTES = 2  # an element

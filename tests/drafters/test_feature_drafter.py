@@ -54,6 +54,7 @@ def features_of(folder: Path, layers: tuple[int, ...]) -> tuple[torch.Tensor, An
     assert isinstance(verifier._model, LlamaForward)
     cache = verifier._model.new_cache()
     _, states = verifier._model.forward(cache, TOKENS.numpy().astype(np.int32), 1, layers)
+    assert states is not None
     return states, cache
 
 

@@ -32,7 +32,8 @@ def run(output: Path, verifier: Path, prompts: Path, *extra: str) -> dict:
 def test_one_command_makes_data_trains_and_exports(tmp_path):
     verifier = write_chat_model(tmp_path / "verifier")
     prompts = write_prompts(tmp_path / "prompts.jsonl", some_prompts(90))
-    report = run(tmp_path / "out", verifier, prompts, "--steps", "30", "--learning-rate", "0.003")
+    options = ("--steps", "30", "--learning-rate", "0.003", "--patience", "100")
+    report = run(tmp_path / "out", verifier, prompts, *options)
     assert report["data"]["num_answers"] >= 60
     training = report["training"]
     assert training["num_steps"] == 30 and training["after"]["num_blocks"] > 20
@@ -42,7 +43,7 @@ def test_one_command_makes_data_trains_and_exports(tmp_path):
     card = (tmp_path / "out" / "drafter" / "README.md").read_text()
     assert "specdiff train-drafter --output out --verifier verifier" in card and str(tmp_path) not in card
 
-    again = run(tmp_path / "out", verifier, prompts, "--steps", "30", "--learning-rate", "0.003")
+    again = run(tmp_path / "out", verifier, prompts, *options)
     assert "data" not in again  # everything is there
     assert again["training"]["after"] == training["after"]
 

@@ -164,10 +164,11 @@ async def test_from_answers_to_a_drafter_that_reads_features(tmp_path, verifier)
 
 
 def test_options_that_contradict_each_other_are_refused():
-    for options in (
+    contradictions: list[dict[str, Any]] = [
         {"architecture": "both"},
         {"feature_layers": (1,)},
         {"architecture": "features", "trains_prefix": False},
-    ):
+    ]
+    for options in contradictions:
         with pytest.raises(InvalidConfig):
             NetworkOptions(**options)
