@@ -78,7 +78,7 @@ def test_the_verifiers_own_prompts_are_framed_and_new(made, model):
     for prompt in written:
         assert prompt[: len(opening)] == opening
         words = prompt[len(opening) : prompt.index(END, len(opening))]
-        assert prompt_fault(np.array(words), ended=True) is None
+        assert prompt_fault(np.array(words, np.int32), ended=True) is None
 
 
 def test_what_is_there_is_not_made_again(made, model, prompts):
