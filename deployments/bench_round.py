@@ -53,7 +53,6 @@ def _settings(pair: PairSettings) -> AppSettings:
         model=pair.model,
         drafter=NO_DRAFTER if pair.drafter is None else pair.drafter,
         dtype=pair.dtype,
-        drafter_dtype=pair.dtype,
     )
     if pair.num_threads is None:
         return settings

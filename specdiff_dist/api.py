@@ -235,6 +235,7 @@ def load_pair(
     *,
     drafter: str | None = "diffusion",
     dtype: str = "auto",
+    drafter_dtype: str = "auto",
     device: str = "auto",
     num_threads: int | None = None,
     progress: Callable[[str], None] | None = None,
@@ -243,8 +244,9 @@ def load_pair(
 
     Args:
         model: a known name (`specdiff models`), a local folder or a hub id.
-        drafter: "diffusion", "prompt-lookup", a folder with weights, or None for plain decoding.
-        dtype: "auto", "float32" or "bfloat16", of both models.
+        drafter: "diffusion", "prompt-lookup", "combined", a folder with weights, or None for plain decoding.
+        dtype: "auto", "float32" or "bfloat16", of the verifier.
+        drafter_dtype: also "int8", on a CPU; it changes what is drafted and how fast, never the law of the answer.
         device: "auto", "cpu", "cuda", "cuda:1" …
         num_threads: CPU threads of the models; None leaves PyTorch's choice.
         progress: told in words what takes long: the first use of a model fetches and converts it.
@@ -259,6 +261,6 @@ def load_pair(
     drafter_engine = (
         None
         if drafter is None
-        else load_drafter(drafter, verifier=model, dtype=dtype, device=device, num_threads=num_threads)
+        else load_drafter(drafter, verifier=model, dtype=drafter_dtype, device=device, num_threads=num_threads)
     )
     return Pair(folder, Tokenizer.load(folder.path), drafter_engine, verifier)

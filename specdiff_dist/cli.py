@@ -25,15 +25,18 @@ from specdiff_dist.cli_options import (
     Model,
     Threads,
     Tier,
+    given,
     loaded_pair,
+    quality_of,
     read_prompts,
     say,
     stderr,
 )
 from specdiff_dist.cli_simulate import bench_model, simulate
+from specdiff_dist.cli_speed import bench_speed
 from specdiff_dist.cli_train import train_drafter
 from specdiff_dist.config import DEFAULT_TIER
-from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
+from specdiff_dist.errors import InvalidConfig, SpecdiffError
 
 if TYPE_CHECKING:
     from specdiff_dist.api import Completion, GenerateOptions, Pair, Prompt
@@ -53,6 +56,7 @@ app.add_typer(bench_app, name="bench")
 app.command()(simulate)
 app.command()(train_drafter)
 bench_app.command("model")(bench_model)
+bench_app.command("speed")(bench_speed)
 
 
 @app.command()
@@ -93,9 +97,9 @@ def generate(
 ) -> None:
     """Answer a prompt in this process, streaming the text."""
     prompts = list(read_prompts(prompt, prompt_file, limit))
-    options = _given(
+    options = given(
         tier=tier,
-        quality=_quality(quality, num_denoising_steps, speculative_length, leniency),
+        quality=quality_of(quality, num_denoising_steps, speculative_length, leniency),
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -212,31 +216,6 @@ def main() -> None:
 def _fail(message: str) -> NoReturn:
     stderr.print(f"[red]error:[/] {escape(message)}", soft_wrap=True)
     sys.exit(2)
-
-
-def _quality(
-    text: str | None, num_denoising_steps: int | None, speculative_length: int | None, leniency: float | None
-) -> dict[str, Any] | None:
-    """The `quality` object that --quality and its shorthands make up."""
-    quality: Any = {}
-    if text is not None:
-        try:
-            quality = json.loads(text)
-        except json.JSONDecodeError:
-            quality = {"tier": text}  # a bare tier name, as in the HTTP field
-        if isinstance(quality, str):
-            quality = {"tier": quality}
-        if not isinstance(quality, dict):
-            raise InvalidRequest("--quality takes a JSON object or a tier name", param="quality")
-    shorthands = _given(effort=num_denoising_steps, speculation=speculative_length, leniency=leniency)
-    for key in shorthands.keys() & quality.keys():
-        raise InvalidRequest(f"{key} is given twice: in --quality and by its own option; drop one", param="quality")
-    return {**quality, **shorthands} or None
-
-
-def _given(**options: Any) -> Any:
-    """Only the options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager

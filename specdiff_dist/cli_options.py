@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from specdiff_dist.errors import InvalidRequest
+from specdiff_dist.prompt_files import read_prompt_file
 
 if TYPE_CHECKING:
     from specdiff_dist.api import Pair, Prompt
@@ -23,9 +24,9 @@ stderr = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per answer, the last line of stdout.")]
 Model = Annotated[str, typer.Option(help="A known name (see `specdiff models`), a local folder or a hub id.")]
 DrafterName = Annotated[
-    str, typer.Option("--drafter", help="diffusion, prompt-lookup, none, or a folder with drafter weights.")
+    str, typer.Option("--drafter", help="diffusion, prompt-lookup, combined, none, or a folder with drafter weights.")
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16, for both models.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16, of the verifier.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.", show_default="PyTorch's choice")]
 Tier = Annotated[str | None, typer.Option(help="exact, high, balanced, fast or turbo.", show_default="exact")]
 
@@ -37,23 +38,7 @@ def read_prompts(prompt: str | None, prompt_file: Path | None, limit: int | None
     if prompt_file is None:
         yield sys.stdin.read() if prompt == "-" else str(prompt)
         return
-    try:
-        lines = prompt_file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {prompt_file}: {error.strerror}; check the path") from error
-    for number, line in list(enumerate(filter(str.strip, lines), 1))[:limit]:
-        yield _prompt_of(line, f"{prompt_file}, object {number}")
-
-
-def _prompt_of(line: str, where: str) -> Prompt:
-    try:
-        item = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"{where} is not JSON ({error.msg}); put one object on each line") from error
-    for key in ("messages", "prompt", "question"):
-        if isinstance(item, dict) and isinstance(item.get(key), list if key == "messages" else str):
-            return item[key]
-    raise InvalidRequest(f'{where} has no "prompt" or "question" text and no "messages" list')
+    yield from read_prompt_file(prompt_file, limit)
 
 
 @contextmanager
@@ -70,3 +55,28 @@ def loaded_pair(model: str, drafter: str, dtype: str, threads: int | None) -> It
 
 def say(message: str) -> None:
     stderr.print(f"[dim]{escape(message)}[/]", soft_wrap=True)
+
+
+def quality_of(
+    text: str | None, num_denoising_steps: int | None, speculation: Any, leniency: float | None
+) -> dict[str, Any] | None:
+    """The `quality` object that --quality and its shorthands make up. `speculation`: a length, or a policy's object."""
+    quality: Any = {}
+    if text is not None:
+        try:
+            quality = json.loads(text)
+        except json.JSONDecodeError:
+            quality = {"tier": text}  # a bare tier name, as in the HTTP field
+        if isinstance(quality, str):
+            quality = {"tier": quality}
+        if not isinstance(quality, dict):
+            raise InvalidRequest("--quality takes a JSON object or a tier name", param="quality")
+    shorthands = given(effort=num_denoising_steps, speculation=speculation, leniency=leniency)
+    for key in shorthands.keys() & quality.keys():
+        raise InvalidRequest(f"{key} is given twice: in --quality and by its own option; drop one", param="quality")
+    return {**quality, **shorthands} or None
+
+
+def given(**options: Any) -> Any:
+    """Only the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -55,7 +55,7 @@ def train_drafter(
     initial: training.Initial = None,
     draft_vocab: training.DraftVocab = 8192,
     block_size: training.BlockSize = 8,
-    learning_rate: training.LearningRate = 1e-3,
+    learning_rate: training.LearningRate = 5e-4,
     answers_per_batch: training.AnswersPerBatch = 4,
     blocks_per_answer: training.BlocksPerAnswer = 32,
     accumulate: training.Accumulate = 1,
@@ -67,6 +67,9 @@ def train_drafter(
     evaluations: training.Evaluations = 8,
     patience: training.Patience = 4,
     data_only: Annotated[bool, typer.Option("--data-only", help="End when the answers are made.")] = False,
+    train_only: Annotated[
+        bool, typer.Option("--train-only", help="Train on the answers that are there already.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, the last line of stdout.")] = False,
 ) -> None:
     """Train a drafter on the verifier's own answers. Interrupted, it goes on where it stopped."""
@@ -81,6 +84,8 @@ def train_drafter(
     started = time.monotonic()
     if minutes is not None and steps is not None:
         raise InvalidConfig("give either --minutes or --steps")
+    if data_only and train_only:
+        raise InvalidConfig("--data-only and --train-only leave nothing to do")
     settings = DataSettings(
         self_written=self_written, max_new_tokens=max_new_tokens, batch_size=batch_size, shard_size=shard_size, seed=seed,
         dtype=data_dtype, device=device,
@@ -90,7 +95,8 @@ def train_drafter(
     batches = BatchOptions(answers_per_batch, blocks_per_answer, block_size, fully_masked=fully_masked, seed=seed)
     report: dict[str, object] = {}
     with processes.joined(device, threads) as own_device:
-        if processes.is_first() and not (output / "checkpoints" / "checkpoint.safetensors").exists():
+        has_begun = (output / "checkpoints" / "checkpoint.safetensors").exists()  # then the data must not change
+        if processes.is_first() and not (train_only or (has_begun and not data_only)):
             if data_minutes is None and minutes is not None and not data_only:
                 data_minutes = minutes / 2
             made = _make_data(

@@ -59,6 +59,31 @@ def draw_throughput(path: Path, bench: ModelBench) -> None:
     _save(figure, path)
 
 
+def draw_sweep(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
+    """Speed against mean TV, a line per effort K along rising leniency, and the joint frontier: `sweep` of
+    `specdiff bench speed --sweep`."""
+    from specdiff_dist.bench.sweep import frontier, point_of
+
+    figure = _figure(8.0, 5.5)
+    axes = figure.subplots()
+    best = frontier([point_of(cell) for cell in cells])
+    axes.plot(
+        [one.mean_tv for one in best], [one.speedup_vs_plain for one in best], "-", color="0.8", linewidth=7,
+        solid_capstyle="round", zorder=1, label="joint frontier",
+    )  # fmt: skip
+    for index, steps in enumerate(sorted({cell["k"] for cell in cells})):
+        line = sorted((cell for cell in cells if cell["k"] == steps), key=lambda cell: cell["leniency"])
+        x, y = [cell["mean_tv"] for cell in line], [cell["speedup_vs_plain"] for cell in line]
+        axes.plot(x, y, "o-", color=f"C{index}", linewidth=1.4, markersize=4, label=f"K = {steps}")
+        for cell, at in zip(line, zip(x, y, strict=True), strict=True):
+            axes.annotate(f"{cell['leniency']:g}", at, textcoords="offset points", xytext=(4, 4), fontsize=7)
+    axes.axhline(1.0, color="0.6", linestyle="--", linewidth=1)
+    axes.set_xlabel("mean TV per token from the verifier's law")
+    axes.set_ylabel("speed over plain decoding")
+    axes.legend(fontsize=8, title="numbers at the dots: leniency λ", title_fontsize=8)
+    _save(figure, path)
+
+
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 

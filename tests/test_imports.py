@@ -29,8 +29,14 @@ ALLOWED = {
         "specdiff_dist/verifiers",
         "specdiff_dist/train",
         "specdiff_dist/bench/dense_torch.py",  # a baseline that is torch by nature
+        "specdiff_dist/bench/baselines.py",
     ),
-    "transformers": ("specdiff_dist/drafters", "specdiff_dist/verifiers", "specdiff_dist/train"),
+    "transformers": (
+        "specdiff_dist/drafters",
+        "specdiff_dist/verifiers",
+        "specdiff_dist/train",
+        "specdiff_dist/bench/baselines.py",
+    ),
 }
 
 

@@ -1,7 +1,7 @@
 """What `specdiff bench core` compares with: the same decision on whole rows, as plain PyTorch does it.
 
-The one place beside the models where torch may be imported (tests/test_imports.py): a baseline of ours in NumPy would
-flatter us. float32, the linear rule min(1, (1-λ)p/q + λ), the residual by clamp, normalise, multinomial.
+With baselines.py the one place beside the models where torch may be imported (tests/test_imports.py): a baseline of ours
+in NumPy would flatter us. float32, the linear rule min(1, (1-λ)p/q + λ), the residual by clamp, normalise, multinomial.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from specdiff_dist.roles import DrafterEngine
 
 WEIGHTS = Path(__file__).parent / "weights"
 EMBEDDED_DRAFTERS = {"diffusion": WEIGHTS / "smollm2-135m"}
+LOOKUP = "prompt-lookup"
+COMBINED = "combined"  # short for diffusion+prompt-lookup
 
 
 def load_drafter(
@@ -23,7 +25,8 @@ def load_drafter(
     """Loads a drafter for a verifier (a model name, see `models.resolve`).
 
     Args:
-        name: `diffusion` (the weights shipped for smollm2-135m), `prompt-lookup`, or a folder of the same format.
+        name: `diffusion` (the weights shipped for smollm2-135m), `prompt-lookup`, or a folder of the same format;
+            `combined`, that is `diffusion+prompt-lookup`, or `FOLDER+prompt-lookup`: whichever pays, round by round.
         dtype: float32, bfloat16, int8 (CPU) or auto: the fastest here.
         device: a torch device, or auto: CUDA where there is one.
         num_threads: CPU threads of the whole process; None leaves them alone.
@@ -33,12 +36,21 @@ def load_drafter(
     """
     from specdiff_dist.models import resolve
 
-    is_lookup = name == "prompt-lookup"
+    name = f"diffusion+{LOOKUP}" if name == COMBINED else name
+    if name.endswith(f"+{LOOKUP}"):
+        from specdiff_dist.drafters.combined import CombinedDrafter
+
+        inner = load_drafter(
+            name.removesuffix(f"+{LOOKUP}"), verifier=verifier, dtype=dtype, device=device, num_threads=num_threads,
+            max_sessions=max_sessions,
+        )  # fmt: skip
+        return CombinedDrafter(inner, name=name, max_sessions=max_sessions)
+    is_lookup = name == LOOKUP
     folder = EMBEDDED_DRAFTERS.get(name, Path(name))
     if not is_lookup and not (folder / "config.json").is_file():
         raise InvalidConfig(
-            f"unknown drafter {name!r}: use {', '.join(EMBEDDED_DRAFTERS)}, prompt-lookup, or a folder with config.json "
-            "and a safetensors file"
+            f"unknown drafter {name!r}: use {', '.join(EMBEDDED_DRAFTERS)}, {LOOKUP}, {COMBINED}, or a folder with "
+            f"config.json and a safetensors file (+{LOOKUP} combines it)"
         )
     model = resolve(verifier)
     if is_lookup:
@@ -60,4 +72,4 @@ def load_drafter(
     )
 
 
-__all__ = ["EMBEDDED_DRAFTERS", "load_drafter"]
+__all__ = ["COMBINED", "EMBEDDED_DRAFTERS", "LOOKUP", "load_drafter"]

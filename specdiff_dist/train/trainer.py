@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ class TrainOptions:
 
     num_steps: int | None = None
     minutes: float | None = None
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     weight_decay: float = 0.01
-    warmup_steps: int = 20
+    warmup_steps: int = 50
     accumulate: int = 1  # batches per step
     clip: float = 1.0  # gradient norm
     num_evaluations: int = 8  # evenly over the run, besides the one before it
@@ -118,14 +119,13 @@ class Trainer:
             self._evaluate()
         evaluation_s = time.perf_counter() - started
         saved = time.perf_counter()
-        measured_from, measured_step = time.perf_counter(), self._step
+        durations: list[float] = []
         self._log({"event": "start", "step": self._step, "identity": self._identity})
         while (self._num_steps is None or self._step < self._num_steps) and not self._has_stalled():
-            self._take_step()
+            durations.append(self._take_step())
             self._seconds = before_s + time.perf_counter() - started
-            if self._num_steps is None and self._step - measured_step >= NUM_MEASURED:
-                per_step = (time.perf_counter() - measured_from) / (self._step - measured_step)
-                self._decide_length(per_step, evaluation_s)
+            if self._num_steps is None and len(durations) >= NUM_MEASURED:
+                self._decide_length(median(durations), evaluation_s)
             if self._is_evaluated(self._step):
                 self._evaluate()
             if time.perf_counter() - saved >= self._options.checkpoint_every_s:
@@ -136,7 +136,8 @@ class Trainer:
         self._save()
         return self._trained(stopped_early=stopped_early)
 
-    def _take_step(self) -> None:
+    def _take_step(self) -> float:
+        """The seconds it took."""
         schedule = Schedule(self._num_steps, self._options.warmup_steps)
         rate = self._options.learning_rate * schedule.factor(self._step)
         for group in self._optimizer.param_groups:
@@ -161,6 +162,7 @@ class Trainer:
         self._log({"event": "step", "step": self._step, "loss": total, **terms, "lr": rate, "norm": norm,
                    "blocks_per_s": num_blocks * self._world / spent})  # fmt: skip
         self._step += 1
+        return spent
 
     def _loss(self, batch: BlockBatch) -> tuple[Tensor, dict[str, float]]:
         half = self._device.type == "cuda"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from specdiff_dist.roles import VerifierEngine
+
+if TYPE_CHECKING:
+    from specdiff_dist.verifiers.causal_lm import ModelForward
 
 
 def load_verifier(
@@ -29,12 +35,11 @@ def load_verifier(
 
     from specdiff_dist.models import resolve
     from specdiff_dist.verifiers.causal_lm import CausalLMVerifier
-    from specdiff_dist.verifiers.transformers_forward import TransformersForward
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     folder = resolve(model)
-    forward = TransformersForward.load(folder.path, dtype=dtype, device=device)
+    forward = _load_forward(folder.path, dtype, device)
     forward.max_model_len = min(forward.max_model_len, folder.max_model_len)
     return CausalLMVerifier(
         forward,
@@ -43,6 +48,18 @@ def load_verifier(
         max_model_len=max_model_len,
         max_sessions=max_sessions,
     )
+
+
+def _load_forward(folder: Path, dtype: str, device: str) -> ModelForward[Any]:
+    """Our own forward pass where it can run the model, else transformers'."""
+    from specdiff_dist.verifiers.folder import read_config
+    from specdiff_dist.verifiers.llama_forward import LlamaForward, LlamaShape
+    from specdiff_dist.verifiers.transformers_forward import TransformersForward
+
+    shape = LlamaShape.of(read_config(folder))
+    if shape is not None:
+        return LlamaForward.load(folder, shape, dtype=dtype, device=device)
+    return TransformersForward.load(folder, dtype=dtype, device=device)
 
 
 __all__ = ["load_verifier"]

@@ -61,6 +61,22 @@ def read_tensor(folder: Path, name: str) -> Tensor | None:
         raise ModelUnavailable(f"cannot read the weights in {folder}: {error}") from error
 
 
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder's safetensors, single file or sharded. Raises ModelUnavailable."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = {"model.safetensors"}
+        if index.exists():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        tensors: dict[str, Tensor] = {}
+        for name in sorted(names):
+            with safe_open(folder / name, framework="pt") as file:
+                tensors.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (not a dict)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelUnavailable(f"cannot read the weights in {folder}: {error}") from error
+    return tensors
+
+
 def read_embeddings(folder: Path) -> tuple[Tensor, Tensor]:
     """(input embedding, output matrix), both [V, H]; the same tensor where they are tied. Raises ModelUnavailable."""
     embedding = read_tensor(folder, "model.embed_tokens.weight")

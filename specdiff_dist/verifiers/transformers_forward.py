@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,12 +49,20 @@ class TransformersForward:
             raise InvalidConfig(f"verifier dtype must be auto, {' or '.join(_DTYPES)}, not {dtype!r}")
         transformers_logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=_DTYPES.get(dtype, torch.bfloat16), local_files_only=True, trust_remote_code=False
+            loaded: Any = AutoModelForCausalLM.from_pretrained(  # with the report, a pair
+                folder,
+                dtype=_DTYPES.get(dtype, torch.bfloat16),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError) as error:
             raise ModelUnavailable(f"cannot load the verifier from {folder}: {error}") from error
-        model.to(pick_device(device))  # pyright: ignore[reportArgumentType]  (wrongly bound in the auto class)
+        model, report = loaded
+        if report["missing_keys"]:  # transformers fills them with random numbers
+            names = ", ".join(sorted(report["missing_keys"])[:3])
+            raise ModelUnavailable(f"the weights in {folder} lack {names}; fetch the folder again")
+        model.to(pick_device(device))
         return TransformersForward(model, vocab_size=real_vocab_size(folder))
 
     def new_cache(self) -> DynamicCache:

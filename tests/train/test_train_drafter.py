@@ -51,8 +51,15 @@ def test_data_only_and_minutes(tmp_path):
     prompts = write_prompts(tmp_path / "prompts.jsonl", some_prompts(90))
     assert set(run(tmp_path / "out", verifier, prompts, "--data-only")) == {"data"}
     assert not (tmp_path / "out" / "drafter").exists()
-    report = run(tmp_path / "out", verifier, prompts, "--minutes", "0.15", "--patience", "100")
+    report = run(tmp_path / "out", verifier, prompts, "--train-only", "--minutes", "0.15", "--patience", "100")
+    assert set(report) == {"training"}
     assert report["training"]["seconds"] < 60 and not report["training"]["stopped_early"]
-    for bad in (["--minutes", "1", "--steps", "2"], ["--loss", "kl"], ["--layers", "a,b"], ["--weighting", "even"]):
+    for bad in (
+        ["--minutes", "1", "--steps", "2"],
+        ["--loss", "kl"],
+        ["--layers", "a,b"],
+        ["--weighting", "even"],
+        ["--data-only", "--train-only"],
+    ):
         found = CliRunner().invoke(app, ["train-drafter", "--output", str(tmp_path / "bad"), *bad])
         assert isinstance(found.exception, InvalidConfig)

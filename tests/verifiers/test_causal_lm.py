@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from specdiff_dist.core.rows import SparseRows
@@ -260,3 +261,12 @@ def test_wide_replies_come_from_the_same_forward():
     steps = np.cumsum(expected[2])
     assert steps[target.plain_token_ids[2] - 1] <= 0.9 + 1e-5
     assert steps[target.plain_token_ids[2]] >= 0.9 - 1e-5
+
+
+def test_weights_that_lack_a_tensor_are_refused_not_made_up(tmp_path):
+    folder = save_verifier(tmp_path, tiny_sliding(8))
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({key: tensor for key, tensor in tensors.items() if "layers.1.mlp.up_proj" not in key}, file)
+    with pytest.raises(ModelUnavailable, match=r"lack model\.layers\.1\.mlp\.up_proj"):
+        TransformersForward.load(folder)

@@ -1,0 +1,106 @@
+"""Two drafters behind one: copying where the text repeats itself, diffusion elsewhere, chosen anew in every round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specdiff_dist.core.rows import IntArray, SparseRows
+from specdiff_dist.drafters.draft_choice import DIFFUSION_RATES, DRAFT_COST, DraftChoice, copied, find_match
+from specdiff_dist.errors import InvalidRequest, PrefixMismatch
+from specdiff_dist.roles import DrafterEngine
+from specdiff_dist.session_prefix import SessionTable
+from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, PrefixStatement, prefix_crc
+
+SUFFIX = "+prompt-lookup"
+
+
+class CombinedDrafter:
+    """A DrafterEngine around another one. Rounds that copy report one-hot proposals, with the acceptance learned for their
+    match length as confidence and `max_prob`, so that a speculation policy can cut them; other rounds are the inner
+    drafter's own.
+
+    Exactness. A round is lossless whatever is known before it begins: given any history H, its tokens are drawn from the
+    proposals reported, with numbers of its own, and accepted so that each has the target's law given the committed tokens
+    before it, for every way in which H may have chosen the proposals. H is here the committed tokens and the blocks that
+    this session's past rounds drafted, both over before the round draws its first number; the choice is a function of H
+    and of how many tokens are asked for, it stands for the whole round (a later call of the round, which brings sampled
+    tokens, does not reopen it), and it looks at no other session, whose equal seed would make it know this round's
+    numbers. Choosing by the drafted block itself, say diffusion only where its sampled tokens look probable, would be
+    trap 2; tests/law enumerates both.
+    """
+
+    def __init__(
+        self,
+        inner: DrafterEngine,
+        *,
+        name: str | None = None,
+        max_sessions: int = 64,
+        expected_acceptance: Sequence[float] = DIFFUSION_RATES,
+        draft_cost: float = DRAFT_COST,
+    ) -> None:
+        """`expected_acceptance`: of the inner drafter by position, given reached, until a session has its own;
+        `draft_cost`: of one of its blocks, over the verification that follows."""
+        self._inner = inner
+        info = inner.info
+        self._info = replace(info, name=name or info.name + SUFFIX)
+        self._sessions: SessionTable[DraftChoice] = SessionTable(
+            lambda: DraftChoice(expected_acceptance, draft_cost), max_sessions=max_sessions
+        )
+
+    @property
+    def info(self) -> DrafterInfo:
+        return self._info
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def draft(self, call: DraftCall) -> DraftBlock:
+        """See roles.Drafter."""
+        started = time.perf_counter()
+        if len(call.prefix.new_token_ids) == 0:
+            raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
+        session = self._sessions.get(call.prefix.session_id)
+        session.agree(call.prefix)
+        committed = np.concatenate([session.token_ids, call.prefix.new_token_ids])
+        session.extend(call.prefix.new_token_ids[:-1])  # the anchor comes again in the next call
+        choice = session.cache
+        choice.learn(committed)
+        num_tokens = min(call.num_draft_tokens, self._info.max_draft_tokens - len(call.drafted_token_ids))
+        if num_tokens < 1:
+            return DraftBlock.empty(session.cached_len)
+        if not choice.is_copy(committed, num_tokens):
+            block = self._inner_block(call, committed, choice)
+            choice.drafted(committed, call.drafted_token_ids, block.token_ids)
+            return replace(block, cached_len=session.cached_len)
+        text = np.concatenate([committed, call.drafted_token_ids])
+        match = find_match(text)
+        tokens = copied(text, match, num_tokens)
+        confidences = choice.lookup_rates(match, num_tokens).astype(np.float32)
+        cost = CallCost(forward_s=time.perf_counter() - started)
+        return DraftBlock(tokens, SparseRows.one_hot(tokens), confidences, confidences, session.cached_len, cost)
+
+    def release(self, session_id: str) -> None:
+        self._sessions.drop(session_id)
+        self._inner.release(session_id)
+
+    def _inner_block(self, call: DraftCall, committed: IntArray, choice: DraftChoice) -> DraftBlock:
+        """The inner drafter has not seen the rounds that copied: its prefix is stated anew, from what it has cached."""
+        while True:
+            cached = min(choice.diffusion_cached, len(committed) - 1)
+            prefix = PrefixStatement(
+                call.prefix.session_id, call.prefix.round_index, cached, prefix_crc(committed[:cached]), committed[cached:]
+            )  # fmt: skip
+            try:
+                block = self._inner.draft(replace(call, prefix=prefix))
+            except PrefixMismatch as less:
+                if cached == 0:
+                    raise
+                choice.diffusion_cached = max(min(less.cached_len, cached - 1), 0)
+            else:
+                choice.diffusion_cached = block.cached_len
+                return block

@@ -1,0 +1,132 @@
+"""The combined drafter: which rounds copy, the prefix protocol on both sides, blocks that repeat."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specdiff_dist.config import Effort
+from specdiff_dist.drafters import load_drafter
+from specdiff_dist.drafters.combined import CombinedDrafter
+from specdiff_dist.drafters.draft_choice import LOOKUP_RATES
+from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch, StaleRound
+from specdiff_dist.types import DraftBlock, DraftCall, PrefixStatement, SamplingParams, prefix_crc
+from tests.doubles import ScriptedDrafter, TableDrafter
+from tests.tiny_models import save_drafter, save_verifier, tiny_llama
+
+VOCAB = 100
+NINES = (99,) * 16  # what the inner drafter says
+REPEATING = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
+
+
+def make(**options) -> tuple[CombinedDrafter, ScriptedDrafter]:
+    inner = ScriptedDrafter(lambda prefix, n: NINES[:n], VOCAB, **options)
+    return CombinedDrafter(inner, expected_acceptance=(0.4,)), inner
+
+
+def draft(
+    drafter: CombinedDrafter, tokens: list[int], *, cached: int = 0, index: int = 0, wanted: int = 4, before=()
+) -> DraftBlock:
+    committed = np.array(tokens, np.int32)
+    prefix = PrefixStatement("s", index, cached, prefix_crc(committed[:cached]), committed[cached:])
+    before = np.array(before, np.int32)
+    return drafter.draft(DraftCall(prefix, wanted, Effort(), SamplingParams(1.0), 64, 0, before))
+
+
+def test_it_copies_where_the_text_repeats_and_drafts_elsewhere():
+    drafter, inner = make()
+    fresh = draft(drafter, [1, 2, 3])
+    assert fresh.token_ids.tolist() == [99] * 4
+    assert fresh.cached_len == 2
+
+    copy = draft(drafter, REPEATING, cached=2, index=1)
+    assert copy.token_ids.tolist() == [1, 2, 3, 4]
+    assert copy.proposals.token_ids.tolist() == [1, 2, 3, 4] and copy.proposals.probs.tolist() == [1.0] * 4
+    assert copy.cached_len == len(REPEATING) - 1
+    assert len(inner.calls) == 1
+    copy.proposals.check(vocab_size=VOCAB)
+
+
+def test_a_copys_confidence_is_what_such_matches_were_worth():
+    drafter, _ = make()
+    block = draft(drafter, [1, 2, 3, 50, 9, 1, 2, 3])
+    assert block.confidences.tolist() == block.max_probs.tolist()
+    assert block.confidences.tolist() == pytest.approx([LOOKUP_RATES[size - 1] for size in (3, 4, 5, 6)])
+    assert block.confidences.dtype == np.float32
+
+
+def test_the_inner_drafter_is_brought_up_to_date_after_rounds_that_copied():
+    drafter, inner = make()
+    draft(drafter, [1, 2, 3])
+    draft(drafter, REPEATING, cached=2, index=1)
+    new = [*REPEATING, 30]
+    block = draft(drafter, new, cached=len(REPEATING) - 1, index=2)
+    assert block.token_ids.tolist() == [99] * 4
+    assert block.cached_len == len(REPEATING)
+    assert inner.calls[-1].prefix.prefix_len == 2
+    assert inner.calls[-1].prefix.new_token_ids.tolist() == new[2:]
+    inner.release("s")  # as when it needs the room for others
+    block = draft(drafter, [*new, 31], cached=len(REPEATING), index=3)
+    assert block.token_ids.tolist() == [99] * 4
+    assert inner.calls[-1].prefix.prefix_len == 0
+
+
+def test_the_same_call_gives_the_same_block():
+    inner = TableDrafter(5)
+    drafter, tokens, cached = CombinedDrafter(inner), [1, 2, 1], 0
+    rng = np.random.default_rng(1)
+    kinds = set()
+    for index in range(40):
+        first, again = (draft(drafter, tokens, cached=cached, index=index) for _ in range(2))
+        assert first.token_ids.tolist() == again.token_ids.tolist()
+        assert first.confidences.tolist() == again.confidences.tolist()
+        kinds.add(first.proposals.row_lengths.max() == 1)
+        cached = first.cached_len
+        tokens = [*tokens, *first.token_ids[: rng.integers(0, 4)].tolist(), int(rng.integers(0, 5))]
+    assert kinds == {True, False}
+
+
+def test_a_round_keeps_to_its_choice_in_later_calls():
+    drafter, inner = make()
+    draft(drafter, [1, 2, 3, 4], wanted=2)
+    more = draft(drafter, [1, 2, 3, 4], wanted=2, before=(1, 2, 3, 1, 2, 3))  # drafted tokens that would invite copying
+    assert more.token_ids.tolist() == [99, 99]
+    assert inner.calls[-1].drafted_token_ids.tolist() == [1, 2, 3, 1, 2, 3]
+
+    copy = draft(drafter, REPEATING, cached=3, index=1, wanted=2)
+    more = draft(drafter, REPEATING, cached=3, index=1, wanted=2, before=copy.token_ids.tolist())
+    assert [*copy.token_ids.tolist(), *more.token_ids.tolist()] == [1, 2, 3, 4]
+
+
+def test_the_prefix_protocol_is_kept():
+    drafter, inner = make()
+    with pytest.raises(PrefixMismatch):
+        draft(drafter, [1, 2, 3], cached=2)
+    draft(drafter, [1, 2, 3], index=3)
+    with pytest.raises(StaleRound):
+        draft(drafter, [1, 2, 3], index=2)
+    with pytest.raises(PrefixMismatch):
+        draft(drafter, [9, 9, 3], cached=2, index=4)
+    with pytest.raises(InvalidRequest):
+        draft(drafter, [1, 2], cached=2, index=4)
+    assert (drafter.num_sessions, inner.num_sessions) == (1, 1)
+    drafter.release("s")
+    assert (drafter.num_sessions, inner.num_sessions) == (0, 0)
+
+
+def test_a_block_ends_where_the_drafters_does():
+    drafter, _ = make(max_draft_tokens=5)
+    assert draft(drafter, REPEATING, wanted=9).num_tokens == 5
+    assert draft(drafter, REPEATING, wanted=4, before=[1] * 5).num_tokens == 0
+
+
+def test_it_is_loaded_by_name(tmp_path):
+    verifier = str(save_verifier(tmp_path / "verifier", tiny_llama()))
+    folder = save_drafter(tmp_path / "drafter", tiny_llama())
+    drafter = load_drafter(f"{folder}+prompt-lookup", verifier=verifier, device="cpu", dtype="float32")
+    assert drafter.info.name == f"{folder}+prompt-lookup"
+    assert not drafter.info.is_deterministic and drafter.info.reports_true_proposals
+    with pytest.raises(InvalidConfig, match=r"was trained for a vocabulary of"):
+        load_drafter("combined", verifier=verifier, device="cpu")
+    with pytest.raises(InvalidConfig, match="unknown drafter 'nonsense'"):
+        load_drafter("nonsense+prompt-lookup", verifier=verifier)
