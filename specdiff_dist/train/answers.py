@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specdiff_dist.core.rows import FloatArray, IntArray
+from specdiff_dist.core.rows import IntArray
 from specdiff_dist.errors import InvalidConfig
 
 META = "meta.json"
@@ -36,7 +36,7 @@ class Answer:
     token_ids: IntArray  # int32 [prompt + t]
     prompt_length: int
     top_ids: IntArray  # int32 [t, TOP]; row i belongs to token_ids[prompt_length + i]
-    top_log_probs: FloatArray  # float16 [t, TOP], natural logarithms
+    top_log_probs: np.ndarray  # float16 [t, TOP], natural logarithms
     source: int  # index into meta["sources"]
 
     @property

@@ -50,7 +50,7 @@ class BatchRows:
             self._cache.copy(self._home, first, last, start)
         if lengths.max() > start:
             # padded on the right: no real token looks that far, and the answer will be written over it
-            tokens = np.zeros((len(jobs), lengths.max() - start), np.int64)
+            tokens = np.zeros((len(jobs), lengths.max() - start), np.int32)
             for row, job in enumerate(jobs):
                 tokens[row, : lengths[row] - start] = job.token_ids[start:-1]
             end = start + tokens.shape[1]

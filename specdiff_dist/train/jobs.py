@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdiff_dist.core.rows import FloatArray, IntArray
+import numpy as np
+
+from specdiff_dist.core.rows import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +28,4 @@ class Written:
     token_ids: IntArray  # int32 [t], with the token that ended it
     has_ended: bool  # not cut at the limit
     top_ids: IntArray  # int32 [t, TOP], the verifier's most probable tokens where each token was drawn, descending
-    top_log_probs: FloatArray  # float16 [t, TOP], natural logarithms at temperature 1
+    top_log_probs: np.ndarray  # float16 [t, TOP], natural logarithms at temperature 1

@@ -76,7 +76,7 @@ class ShardWriter:
         self._known.add(self._words(prompt))
 
     def _words(self, prompt: IntArray) -> str:
-        return " ".join(normalised_words(self._tokenizer.decode(prompt)))
+        return " ".join(normalised_words(self._tokenizer.decode(prompt.tolist())))
 
     def _job(self, task: Task) -> Job:
         if task.source == len(self._sources.names):
@@ -91,8 +91,8 @@ class ShardWriter:
         fault = prompt_fault(words, ended=written.has_ended)
         if fault is not None:
             return None, fault
-        text = self._tokenizer.decode(words, skip_special_tokens=False).strip()
-        if text != self._tokenizer.decode(words).strip() or "\ufffd" in text:
+        text = self._tokenizer.decode(words.tolist(), skip_special_tokens=False).strip()
+        if text != self._tokenizer.decode(words.tolist()).strip() or "\ufffd" in text:
             return None, "special"
         if self._sources.evaluation.reason(text) is not None:
             return None, "contaminated"

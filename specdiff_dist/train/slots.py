@@ -56,7 +56,7 @@ class SlotCache(Cache):
 
     def __init__(self, num_layers: int, num_slots: int, capacity: int) -> None:
         self._layers = [_SlotLayer(num_slots, capacity) for _ in range(num_layers)]
-        super().__init__(layers=self._layers)
+        super().__init__(layers=list(self._layers))
 
     def prefill(self, first: int, last: int, start: int, end: int) -> None:
         """The next forward writes positions start … end-1 of slots first … last-1."""
