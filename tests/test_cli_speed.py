@@ -108,8 +108,8 @@ def test_a_sweep_has_every_cell_and_a_picture(specdiff, tiny, tmp_path):
     for steps in (1, 2, 4):
         assert tv[steps, 0.0] == 0.0 < tv[steps, 1.0]
         assert length[steps, 1.0] >= length[steps, 0.0]  # a short answer may be accepted whole anyway
-    assert sum(length[steps, 1.0] - length[steps, 0.0] for steps in (1, 2, 4)) > 0
         assert length[steps, 1.0] == pytest.approx(12 / 3)  # all is accepted: 4 + 1 tokens a round, 12 in three rounds
+    assert sum(length[steps, 1.0] - length[steps, 0.0] for steps in (1, 2, 4)) > 0
     assert done["frontier"]
     assert done["setting"]["config"]["effort"] == {"reveal_order": "left_to_right", "early_reveal": "proposal"}
     assert picture.read_bytes().startswith(b"\x89PNG")
