@@ -43,18 +43,19 @@ class FaultProxy:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
+        ends = [writer]  # before anything is awaited: the proxy may close meanwhile
+        self._writers.add(writer)
         try:
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers |= {writer, there_writer}
-        try:
+            ends.append(there_writer)
+            self._writers.add(there_writer)
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._forward(reader, there_writer, is_reply=False))
                 both.create_task(self._forward(there_reader, writer, is_reply=True))
+        except OSError:
+            pass  # nobody is listening there: the caller sees its connection reset
         finally:
-            for end in (writer, there_writer):
+            for end in ends:
                 self._writers.discard(end)
                 end.transport.abort()
 
