@@ -259,12 +259,15 @@ def test_through_serve(tmp_path, serve_port):
             def until_open(count: int, patience_s: float = 20) -> None:  # a busy machine may start slowly
                 deadline = time.monotonic() + patience_s
                 while num_open() != count:
-                    assert time.monotonic() < deadline, f"not {count} answers being decoded after {patience_s} s"
+                    assert time.monotonic() < deadline, (
+                        f"{num_open()}, not {count} answers being decoded after {patience_s} s"
+                    )
                     time.sleep(0.02)
 
             endless = {"model": "bytes", "prompt": "x", "n": 2}
             with client.stream("POST", "/v1/completions", json={**endless, "stream": True}) as response:
-                next(response.iter_lines())
+                lines = response.iter_lines()  # kept: an iterator that is dropped closes the connection
+                next(lines)
                 until_open(2)
             until_open(0, patience_s=2)  # hung up
             with ThreadPoolExecutor(1) as pool:

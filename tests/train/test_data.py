@@ -39,8 +39,17 @@ def prompts(tmp_path_factory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts") / "asked.jsonl", some_prompts(30))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As the process that is killed: sums over another number of threads round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def made(model, prompts, tmp_path_factory):
+def made(one_thread, model, prompts, tmp_path_factory):
     return make_answers(model, [prompts], [], 60, tmp_path_factory.mktemp("out") / "data", settings=SETTINGS)
 
 

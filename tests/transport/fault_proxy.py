@@ -20,6 +20,7 @@ class FaultProxy:
         self.is_deaf = False
         self.reply_bytes_left: int | None = None
         self.num_connections = 0  # since the start
+        self._is_closing = False
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> FaultProxy:
@@ -29,8 +30,11 @@ class FaultProxy:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        self._is_closing = True
+        await asyncio.sleep(0.05)  # what has just been accepted comes to `_connected`
         self.cut()
         await self._server.wait_closed()
+        await asyncio.sleep(0.05)  # what was cut ends
 
     @property
     def address(self) -> str:
@@ -42,6 +46,9 @@ class FaultProxy:
             writer.transport.abort()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_closing:
+            writer.transport.abort()
+            return
         self.num_connections += 1
         ends = [writer]  # before anything is awaited: the proxy may close meanwhile
         self._writers.add(writer)
