@@ -29,12 +29,11 @@ class FaultProxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
         self._is_closing = True
-        await asyncio.sleep(0.05)  # what has just been accepted comes to `_connected`
         self.cut()
-        await self._server.wait_closed()
-        await asyncio.sleep(0.05)  # what was cut ends
+        await asyncio.sleep(0.05)  # what was cut ends, what was just accepted comes to `_connected` and is refused
+        self._server.close()
+        await asyncio.sleep(0.05)
 
     @property
     def address(self) -> str:
