@@ -10,10 +10,16 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from specdiff_dist.core.rows import IntArray
-from specdiff_dist.errors import PrefixMismatch, StaleRound
+from specdiff_dist.errors import InvalidRequest, PrefixMismatch, StaleRound
 from specdiff_dist.types import PrefixStatement, prefix_crc
 
 CacheT = TypeVar("CacheT")
+
+
+def check_anchor(prefix: PrefixStatement) -> None:
+    """Raises InvalidRequest: the token that a draft or a verification follows is always restated."""
+    if len(prefix.new_token_ids) == 0:
+        raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdiff_dist import api, cli
+from specdiff_dist import api
 from specdiff_dist.bench import core
 from specdiff_dist.errors import ModelUnavailable
 from tests.byte_model import TABLE, make_pair, write_folder
@@ -43,19 +42,11 @@ def loads(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def specdiff(loads, monkeypatch, capsys):
-    """Runs the command in this process."""
+def specdiff(loads, specdiff):
+    """Over table models."""
 
     def run(*arguments: str, stdin: str = "") -> Finished:
-        monkeypatch.setattr(sys, "argv", ["specdiff", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as exit:
-            code = exit.code if isinstance(exit.code, int) else 0
-        captured = capsys.readouterr()
-        return Finished(code, captured.out, captured.err)
+        return Finished(*specdiff(*arguments, stdin=stdin))
 
     return run
 

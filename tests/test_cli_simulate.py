@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specdiff_dist import api, cli
+from specdiff_dist import api
 from specdiff_dist.simulate.trace import read_trace, write_trace
 from tests.byte_model import make_pair
 from tests.simulate.rounds import made_round
@@ -22,21 +22,10 @@ COSTS = ("--draft-cost", "1,0", "--verify-cost", "10,1")
 
 
 @pytest.fixture
-def specdiff(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command in this process over table models."""
+def specdiff(specdiff, monkeypatch, tmp_path) -> Callable[..., tuple[int, str, str]]:
+    """Over table models."""
     monkeypatch.setattr(api, "load_pair", lambda model, **options: make_pair(tmp_path / "model"))
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specdiff", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit:
-            code = exit.code if isinstance(exit.code, int) else 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return specdiff
 
 
 def report(done: tuple[int, str, str]) -> dict[str, Any]:

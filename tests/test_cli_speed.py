@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +11,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from specdiff_dist import cli
 from tests.tiny_models import VOCAB_SIZE, save_drafter, save_verifier, tiny_llama
 
 CONTRACT = {
     "speedup_vs_generate", "speedup_vs_plain", "speedup_vs_prompt_lookup", "acceptance_length", "mean_tv", "tokens_per_s",
 }  # fmt: skip
 Finished = tuple[int, str, str]
-
-
-@pytest.fixture
-def specdiff(monkeypatch, capsys) -> Callable[..., Finished]:
-    """Runs the command in this process."""
-
-    def run(*arguments: object) -> Finished:
-        monkeypatch.setattr(sys, "argv", ["specdiff", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit:
-            code = exit.code if isinstance(exit.code, int) else 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def report(done: Finished) -> dict[str, Any]:

@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from specdiff_dist import cli
 from tests.train.tiny_chat import some_prompts, write_chat_model, write_prompts
-
-
-@pytest.fixture
-def specdiff(monkeypatch, capsys):
-    """Runs the command in this process."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specdiff", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as exit:
-            code = exit.code if isinstance(exit.code, int) else 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

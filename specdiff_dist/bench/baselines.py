@@ -11,14 +11,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging as transformers_logging
 
 from specdiff_dist.bench.speed import Answer, Task
-from specdiff_dist.errors import ModelUnavailable
 from specdiff_dist.types import SamplingParams
 from specdiff_dist.verifiers.device import pick_device
+from specdiff_dist.verifiers.transformers_model import load_causal_lm
 
 PROMPT_LOOKUP_NUM_TOKENS = 10
 
@@ -28,13 +27,7 @@ class TransformersModel:
 
     def __init__(self, folder: Path, *, dtype: str, device: str = "auto") -> None:
         """`dtype`: float32 or bfloat16. Raises ModelUnavailable."""
-        transformers_logging.disable_progress_bar()
-        try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelUnavailable(f"cannot load {folder} with transformers: {error}") from error
+        model = load_causal_lm(folder, getattr(torch, dtype))
         self._model = model.to(pick_device(device)).eval()
         # The folder's own generation defaults would bring its EOS and sampling parameters back in.
         self._model.generation_config = GenerationConfig(pad_token_id=0)

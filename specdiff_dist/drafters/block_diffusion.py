@@ -13,17 +13,18 @@ from torch import Tensor
 from specdiff_dist.config import REVEAL_ORDERS
 from specdiff_dist.core.features import FeatureArray, fault
 from specdiff_dist.core.rows import IntArray
-from specdiff_dist.drafters.block_model import BlockCache, BlockModel, BlockModelConfig
+from specdiff_dist.drafters.block_model import BlockModel, BlockModelConfig
 from specdiff_dist.drafters.denoise import Prediction, denoise
 from specdiff_dist.drafters.linear import has_int8
 from specdiff_dist.drafters.truncation import truncated_rows
 from specdiff_dist.drafters.weights_file import load_weights
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, InvalidRows
-from specdiff_dist.session_prefix import SessionTable
+from specdiff_dist.session_prefix import SessionTable, check_anchor
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, SamplingParams
 from specdiff_dist.verifiers.device import pick_device
 from specdiff_dist.verifiers.features import features_tensor
 from specdiff_dist.verifiers.folder import read_embeddings, real_vocab_size
+from specdiff_dist.verifiers.llama_layers import KVCache
 
 PREFILL_CHUNK = 512  # tokens per forward
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.qint8}
@@ -53,7 +54,7 @@ class BlockDiffusionDrafter:
             reveal_orders=REVEAL_ORDERS, is_deterministic=False, reports_true_proposals=True,
             feature_layers=config.feature_layers, feature_size=config.feature_size,
         )  # fmt: skip
-        self._sessions: SessionTable[BlockCache] = SessionTable(model.new_cache, max_sessions=max_sessions)
+        self._sessions: SessionTable[KVCache] = SessionTable(model.new_cache, max_sessions=max_sessions)
 
     @staticmethod
     def load(
@@ -92,8 +93,7 @@ class BlockDiffusionDrafter:
     def draft(self, call: DraftCall) -> DraftBlock:
         """See roles.Drafter. The block is cut to `info.max_draft_tokens` and to the end of the context."""
         new_ids = call.prefix.new_token_ids
-        if len(new_ids) == 0:
-            raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
+        check_anchor(call.prefix)
         if new_ids.min() < 0 or new_ids.max() >= self._model.config.vocab_size:
             raise InvalidRequest(f"token ids must be 0 … {self._model.config.vocab_size - 1}", param="new_token_ids")
         if self._info.feature_layers and (wrong := fault(call.features, len(new_ids) - 1, self._info.feature_size)):
@@ -132,7 +132,7 @@ class BlockDiffusionDrafter:
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
 
-    def _remember(self, cache: BlockCache, token_ids: IntArray, features: FeatureArray) -> None:
+    def _remember(self, cache: KVCache, token_ids: IntArray, features: FeatureArray) -> None:
         ids, states = torch.from_numpy(token_ids.astype(np.int64)).to(self._model.device), features_tensor(features)
         for start in range(0, len(ids), PREFILL_CHUNK):
             part = slice(start, start + PREFILL_CHUNK)
@@ -142,9 +142,7 @@ class BlockDiffusionDrafter:
 class _Predictor:
     """`denoise`'s callback for one call: the first prediction also adds the new committed tokens to the cache."""
 
-    def __init__(
-        self, model: BlockModel, cache: BlockCache, new_ids: IntArray, num_columns: int, call: DraftCall
-    ) -> None:
+    def __init__(self, model: BlockModel, cache: KVCache, new_ids: IntArray, num_columns: int, call: DraftCall) -> None:
         self._model, self._cache, self._num_columns = model, cache, num_columns
         self._sampling, self._draft_top_k = call.sampling, call.draft_top_k
         ids = torch.from_numpy(new_ids.astype(np.int64)).to(model.device)

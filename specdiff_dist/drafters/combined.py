@@ -12,7 +12,7 @@ from specdiff_dist.core.rows import IntArray, SparseRows
 from specdiff_dist.drafters.draft_choice import DIFFUSION_RATES, DRAFT_COST, DraftChoice, copied, find_match
 from specdiff_dist.errors import InvalidRequest, PrefixMismatch
 from specdiff_dist.roles import DrafterEngine
-from specdiff_dist.session_prefix import SessionTable
+from specdiff_dist.session_prefix import SessionTable, check_anchor
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, PrefixStatement, prefix_crc
 
 SUFFIX = "+prompt-lookup"
@@ -62,8 +62,7 @@ class CombinedDrafter:
     def draft(self, call: DraftCall) -> DraftBlock:
         """See roles.Drafter."""
         started = time.perf_counter()
-        if len(call.prefix.new_token_ids) == 0:
-            raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
+        check_anchor(call.prefix)
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
         committed = np.concatenate([session.token_ids, call.prefix.new_token_ids])

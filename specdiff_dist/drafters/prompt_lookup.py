@@ -8,8 +8,8 @@ import numpy as np
 
 from specdiff_dist.config import REVEAL_ORDERS
 from specdiff_dist.core.rows import IntArray, SparseRows
-from specdiff_dist.errors import InvalidConfig, InvalidRequest
-from specdiff_dist.session_prefix import SessionTable
+from specdiff_dist.errors import InvalidConfig
+from specdiff_dist.session_prefix import SessionTable, check_anchor
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo
 
 
@@ -50,8 +50,7 @@ class PromptLookupDrafter:
     def draft(self, call: DraftCall) -> DraftBlock:
         """See roles.Drafter; `effort`, `sampling` and `seed` change nothing."""
         started = time.perf_counter()
-        if len(call.prefix.new_token_ids) == 0:
-            raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
+        check_anchor(call.prefix)
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
         session.extend(call.prefix.new_token_ids[:-1])  # the anchor comes again in the next call, as for other drafters

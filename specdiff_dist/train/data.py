@@ -23,8 +23,8 @@ from specdiff_dist.train.plan import Source, plan, shares
 from specdiff_dist.train.shard_writer import ShardWriter
 from specdiff_dist.train.sources import SELF, PromptSources, read_sources
 from specdiff_dist.train.user_turn import UserTurn
-from specdiff_dist.train.verifier_model import DTYPES, load_model
-from specdiff_dist.verifiers.device import pick_device
+from specdiff_dist.train.verifier_model import load_model
+from specdiff_dist.verifiers.device import DTYPES, pick_device
 from specdiff_dist.verifiers.folder import vocab_size
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
-from specdiff_dist.errors import InvalidConfig, ModelUnavailable
+from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.models import ModelFolder
 from specdiff_dist.train.packed_linear import pack_linears
+from specdiff_dist.verifiers.device import DTYPES
+from specdiff_dist.verifiers.transformers_model import load_causal_lm
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -23,15 +23,9 @@ def load_model(
 
     Raises ModelUnavailable, and InvalidConfig on a model that does not see everything in such a text.
     """
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder.path, dtype=DTYPES[dtype], local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelUnavailable(f"cannot load the verifier from {folder.path}: {error}") from error
+    model = load_causal_lm(folder.path, DTYPES[dtype])
     check_model(model, longest)
-    model.to(device).eval()  # pyright: ignore[reportArgumentType]  (wrongly bound in the auto class)
+    model.to(device).eval()
     pack_linears(model, num_rows)
     return model
 

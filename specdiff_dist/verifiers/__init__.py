@@ -53,10 +53,10 @@ def load_verifier(
 def load_forward(folder: Path, dtype: str, device: str) -> ModelForward[Any]:
     """Our own forward pass where it can run the model in `folder`, else transformers'. Raises as `load_verifier`."""
     from specdiff_dist.verifiers.folder import read_config
-    from specdiff_dist.verifiers.llama_forward import LlamaForward, LlamaShape
+    from specdiff_dist.verifiers.llama_forward import LlamaForward, plain_llama
     from specdiff_dist.verifiers.transformers_forward import TransformersForward
 
-    shape = LlamaShape.of(read_config(folder))
+    shape = plain_llama(read_config(folder))
     if shape is not None:
         return LlamaForward.load(folder, shape, dtype=dtype, device=device)
     return TransformersForward.load(folder, dtype=dtype, device=device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdiff_dist.core.features import FeatureArray
 from specdiff_dist.core.rows import IntArray
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch
-from specdiff_dist.session_prefix import SessionPrefix, SessionTable
+from specdiff_dist.session_prefix import SessionPrefix, SessionTable, check_anchor
 from specdiff_dist.types import (
     CallCost,
     ResolveCall,
@@ -168,10 +168,8 @@ class CausalLMVerifier(Generic[CacheT]):
         return np.concatenate(hidden) if hidden else np.zeros((0, len(layers) * self._info.hidden_size), np.float16)
 
     def _check(self, call: VerifyCall) -> None:
-        num_new, num_draft = len(call.prefix.new_token_ids), len(call.draft_token_ids)
-        if num_new == 0:
-            raise InvalidRequest("a call states at least one new token, the anchor", param="new_token_ids")
-        length = call.prefix.num_committed + num_draft
+        check_anchor(call.prefix)
+        length = call.prefix.num_committed + len(call.draft_token_ids)
         if length > self._info.max_model_len:
             raise InvalidRequest(
                 f"{length} tokens do not fit into the context of {self._info.max_model_len}; shorten the prompt or "

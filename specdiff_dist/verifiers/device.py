@@ -1,10 +1,19 @@
-"""Where a model lives."""
+"""Where a model lives, and in what numbers."""
 
 from __future__ import annotations
 
 import torch
 
 from specdiff_dist.errors import InvalidConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of verifiers
+
+
+def pick_dtype(dtype: str) -> torch.dtype:
+    """`auto` is bfloat16. Raises InvalidConfig on a dtype that verifiers do not have."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InvalidConfig(f"verifier dtype must be auto, {' or '.join(DTYPES)}, not {dtype!r}")
+    return DTYPES.get(dtype, torch.bfloat16)
 
 
 def pick_device(device: str) -> torch.device:

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import DynamicCache, PreTrainedModel
 
 from specdiff_dist.core.rows import IntArray
-from specdiff_dist.errors import InvalidConfig, ModelUnavailable
-from specdiff_dist.verifiers.device import pick_device
+from specdiff_dist.errors import InvalidConfig
+from specdiff_dist.verifiers.device import pick_device, pick_dtype
 from specdiff_dist.verifiers.folder import real_vocab_size
+from specdiff_dist.verifiers.transformers_model import load_causal_lm
 
 _CROPPABLE_LAYERS = {"full_attention", "sliding_attention"}
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TransformersForward:
@@ -47,23 +46,7 @@ class TransformersForward:
         Raises InvalidConfig on an unknown dtype or a model without a croppable cache, ModelUnavailable when the folder
         cannot be read.
         """
-        if dtype != "auto" and dtype not in _DTYPES:
-            raise InvalidConfig(f"verifier dtype must be auto, {' or '.join(_DTYPES)}, not {dtype!r}")
-        transformers_logging.disable_progress_bar()
-        try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(  # with the report, a pair
-                folder,
-                dtype=_DTYPES.get(dtype, torch.bfloat16),
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelUnavailable(f"cannot load the verifier from {folder}: {error}") from error
-        model, report = loaded
-        if report["missing_keys"]:  # transformers fills them with random numbers
-            names = ", ".join(sorted(report["missing_keys"])[:3])
-            raise ModelUnavailable(f"the weights in {folder} lack {names}; fetch the folder again")
+        model = load_causal_lm(folder, pick_dtype(dtype))
         model.to(pick_device(device))
         return TransformersForward(model, vocab_size=real_vocab_size(folder))
 

@@ -156,7 +156,7 @@ def test_broken_weights_end_in_an_error_and_no_session():
     model = block_model(tiny_llama())
     drafter = BlockDiffusionDrafter(model, name="tiny")
     draft(drafter, [1, 2, 3])
-    model._norm.fill_(torch.nan)
+    model._layers._final_norm.fill_(torch.nan)
     with pytest.raises(InvalidRows):
         draft(drafter, [1, 2, 3, 4], cached=2, round_index=1)
     assert drafter.num_sessions == 0

@@ -14,12 +14,12 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
 from specdiff_dist.verifiers import load_verifier
 from specdiff_dist.verifiers.folder import read_config
-from specdiff_dist.verifiers.llama_forward import LlamaForward, LlamaShape
+from specdiff_dist.verifiers.llama_forward import LlamaForward, plain_llama
 from tests.tiny_models import VOCAB_SIZE, save_verifier, tiny_llama, tiny_sliding
 
 
 def load(folder, dtype: str = "float32") -> LlamaForward:
-    shape = LlamaShape.of(read_config(folder))
+    shape = plain_llama(read_config(folder))
     assert shape is not None
     return LlamaForward.load(folder, shape, dtype=dtype, device="cpu")
 
@@ -83,8 +83,8 @@ def test_it_is_what_runs_a_llama_folder_and_not_others(tmp_path):
 )
 def test_what_it_does_not_do_is_left_to_transformers(tmp_path, change):
     config = read_config(save_verifier(tmp_path, tiny_llama()))
-    assert LlamaShape.of(config) is not None
-    assert LlamaShape.of({**config, **change}) is None
+    assert plain_llama(config) is not None
+    assert plain_llama({**config, **change}) is None
 
 
 def test_sharded_weights_load(tmp_path):

@@ -1,0 +1,225 @@
+"""Llama's layers, written out: few, large operations on prepacked matrices. Verifier and drafter both run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from specdiff_dist.errors import ModelUnavailable
+from specdiff_dist.verifiers.packed_linear import Linear
+
+_FEWEST = 128  # tokens that a cache has room for when it has any
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """Shape of a Llama-like network, under the names of its config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+
+
+def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The rotary embeddings of a config.json, in transformers' new spelling."""
+    return raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {})}
+
+
+class Weights:
+    """Named tensors, checked as they are taken."""
+
+    def __init__(self, tensors: dict[str, Tensor], *, owner: str, dtype: torch.dtype, device: torch.device) -> None:
+        """owner: whose they are, for messages."""
+        self._tensors, self._owner, self._dtype, self._device = tensors, owner, dtype, device
+
+    def take(self, name: str, *size: int) -> Tensor:
+        """One tensor. Raises ModelUnavailable when it is missing or has another shape."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tuple(tensor.shape) != size:
+            found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+            raise ModelUnavailable(f"{self._owner} weights: {name} is {found}, config.json wants {size}")
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+
+class KVCache:
+    """Keys and values of one session, [layers, kv heads, capacity, head_dim]; grows by half at a time."""
+
+    def __init__(self, shape: LlamaShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        empty = (shape.num_hidden_layers, shape.num_key_value_heads, 0, shape.head_dim)
+        self.keys = torch.zeros(empty, dtype=dtype, device=device)
+        self.values = torch.zeros(empty, dtype=dtype, device=device)
+        self.length = 0
+
+    def reserve(self, length: int) -> None:
+        """Makes room for `length` tokens."""
+        capacity = self.keys.shape[2]
+        if length > capacity:
+            capacity = max(length, capacity + capacity // 2, _FEWEST)
+            self.keys, self.values = self._grown(self.keys, capacity), self._grown(self.values, capacity)
+
+    def crop(self, length: int) -> None:
+        """Forgets all but the first `length` tokens."""
+        self.length = min(self.length, length)
+
+    def _grown(self, old: Tensor, capacity: int) -> Tensor:
+        new = old.new_zeros((*old.shape[:2], capacity, old.shape[3]))
+        new[:, :, : self.length] = old[:, :, : self.length]
+        return new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    attention_output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class LlamaLayers:
+    """The layers and the final norm. Caches are the caller's: rows are written behind `cache.length`, which the caller
+    moves."""
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        weights: Weights,
+        matrix: Callable[[Tensor], Linear],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`matrix` makes a product of a weight; `dtype` is that of the activations. Raises ModelUnavailable."""
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._layers = [self._layer(weights, matrix, f"model.layers.{i}.") for i in range(shape.num_hidden_layers)]
+        self._final_norm = weights.take("model.norm.weight", shape.hidden_size)
+        self._eps = torch.tensor(shape.rms_norm_eps, device=device)
+        self._cos_sin = self._rotary_table(256)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def new_cache(self) -> KVCache:
+        return KVCache(self._shape, dtype=self._dtype, device=self._device)
+
+    def rotary(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions start … end-1, for `rotate`; each [n, 1, head_dim]."""
+        if end > len(self._cos_sin[0]):
+            self._cos_sin = self._rotary_table(2 * end)
+        cos, sin = self._cos_sin
+        return cos[start:end, None], sin[start:end, None]
+
+    def mask(self, start: int, num_causal: int, num_block: int = 0) -> Tensor | None:
+        """[(m + b) * group, start + m + b] for `run`, 0 where a query row may look, else -inf: m causal rows, then b rows that
+        see everything. None where all may look everywhere."""
+        if num_causal == 0 or (num_causal == 1 and num_block == 0):
+            return None
+        end = start + num_causal + num_block
+        group = self._shape.num_attention_heads // self._shape.num_key_value_heads
+        hidden = torch.full((num_causal, end), -torch.inf, dtype=self._dtype, device=self._device).triu_(start + 1)
+        hidden = torch.cat([hidden, hidden.new_zeros(num_block, end)])
+        return hidden.repeat_interleave(group, 0)
+
+    def run(
+        self,
+        index: int,
+        cache: KVCache,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        first: int = 0,
+    ) -> Tensor:
+        """Layer `index` over x [n, H], whose keys and values go into the cache; the outputs of the rows from `first` on,
+        which see everything unless `first` is 0."""
+        layer = self._layers[index]
+        x = x[first:] + self._attend(layer, index, cache, self.normed_for(index, x), rotary, mask, first)
+        gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
+        return x + layer.down(silu(gate).mul_(up))
+
+    def normed_for(self, index: int, x: Tensor) -> Tensor:
+        """What layer `index` makes its queries, keys and values from."""
+        return self._normed(x, self._layers[index].input_norm)
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        return self._normed(x, self._final_norm)
+
+    def _attend(
+        self,
+        layer: _Layer,
+        index: int,
+        cache: KVCache,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        first: int,
+    ) -> Tensor:
+        shape, num_rows = self._shape, len(x)
+        kv_heads, group = shape.num_key_value_heads, shape.num_attention_heads // shape.num_key_value_heads
+        qkv = layer.qkv(x).view(num_rows, -1, shape.head_dim)
+        rotated = rotate(qkv[:, : (group + 1) * kv_heads], *rotary)
+        end = cache.length + num_rows
+        cache.keys[index, :, cache.length : end] = rotated[:, group * kv_heads :].transpose(0, 1)
+        cache.values[index, :, cache.length : end] = qkv[:, (group + 1) * kv_heads :].transpose(0, 1)
+        # Query heads that share a key head become further query rows: one attention per key head, nothing repeated.
+        num_queries = num_rows - first
+        query = rotated[first:, : group * kv_heads].view(num_queries, kv_heads, group, shape.head_dim)
+        query = query.transpose(0, 1).reshape(1, kv_heads, num_queries * group, shape.head_dim)
+        attended = scaled_dot_product_attention(
+            query, cache.keys[None, index, :, :end], cache.values[None, index, :, :end],
+            attn_mask=None if first else mask,
+        )  # fmt: skip
+        attended = attended.view(kv_heads, num_queries, -1).transpose(0, 1)
+        return layer.attention_output(attended.reshape(num_queries, -1))
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return rms_norm(x, weight.shape, weight, self._shape.rms_norm_eps)
+        # The same in half the operators: at a few rows a step costs as much for their number as for the arithmetic.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps, norm, norm, value=1 / self._shape.hidden_size).rsqrt_()
+        return (x * scale).mul_(weight)
+
+    def _layer(self, weights: Weights, matrix: Callable[[Tensor], Linear], at: str) -> _Layer:
+        shape, take = self._shape, weights.take
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        q_size = shape.num_attention_heads * shape.head_dim
+        kv_size = shape.num_key_value_heads * shape.head_dim
+        qkv = [
+            take(f"{at}self_attn.{name}_proj.weight", size, hidden)
+            for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
+        ]
+        gate_up = [take(f"{at}mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
+        return _Layer(
+            input_norm=take(f"{at}input_layernorm.weight", hidden),
+            qkv=matrix(torch.cat(qkv)),
+            attention_output=matrix(take(f"{at}self_attn.o_proj.weight", hidden, q_size)),
+            mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
+            gate_up=matrix(torch.cat(gate_up)),
+            down=matrix(take(f"{at}mlp.down_proj.weight", hidden, inner)),
+        )
+
+    def _rotary_table(self, length: int) -> tuple[Tensor, Tensor]:
+        half = torch.arange(0, self._shape.head_dim, 2, dtype=torch.float32) / self._shape.head_dim
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self._shape.rope_theta**-half)
+        cos, sin = angles.cos(), angles.sin()
+        pairs = (torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+        return pairs[0].to(self._device, self._dtype), pairs[1].to(self._device, self._dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [rows, heads, head_dim]; cos, sin: [rows, 1, head_dim], the first half of sin negated."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat([second, first], dim=-1), sin)
