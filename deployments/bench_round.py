@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.builder import app
+from deployments.bench_app import APP_NAME, running_app
 from deployments.messages import pack_call, unpack_item
 from deployments.router import Router
 from deployments.settings import NO_DRAFTER, AppSettings
@@ -19,8 +17,6 @@ from specdiff_dist.bench import PairSettings, Workload
 from specdiff_dist.models import resolve
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.types import GenerateRequest, RoundRecord
-
-APP_NAME = "specdiff-bench"
 
 
 def rounds_through_serve(workload: Workload, pair: PairSettings) -> Iterator[tuple[RoundRecord, ...]]:
@@ -31,16 +27,11 @@ def rounds_through_serve(workload: Workload, pair: PairSettings) -> Iterator[tup
     """
     folder = resolve(pair.model)
     tokenizer = Tokenizer.load(folder.path)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
-        serve.run(app(_settings(pair)), name=APP_NAME, route_prefix=None)
+    with running_app(_settings(pair), route_prefix=None, proxy_location="Disabled"):
         router = serve.get_deployment_handle(Router.name, APP_NAME)
         for prompt in workload.prompts:
             request = make_request(folder, tokenizer, prompt, **workload.options)
             yield _rounds(router, request, workload.tier)
-    finally:
-        ray.shutdown()  # the cluster is ours alone: what runs in it ends with it
 
 
 def _rounds(router: DeploymentHandle, request: GenerateRequest, tier: str) -> tuple[RoundRecord, ...]:

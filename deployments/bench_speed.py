@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-import ray
-from ray import serve
-
-from deployments.builder import app
+from deployments.bench_app import running_app
 from deployments.settings import AppSettings
 from specdiff_dist.bench.speed import Answer, Rounds, Task
 from specdiff_dist.errors import InvalidRequest, SpecdiffError
 from specdiff_dist.types import SamplingParams
 
-APP_NAME = "specdiff-bench"
 TIMEOUT_S = 600.0
 
 
@@ -67,13 +62,8 @@ def served(settings: AppSettings) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "ERROR"})
-        serve.run(app(settings), name=APP_NAME, route_prefix="/")
+    with running_app(settings, route_prefix="/", http_options={"host": "127.0.0.1", "port": port}):
         yield port
-    finally:
-        ray.shutdown()  # the cluster is ours alone: what runs in it ends with it
 
 
 def app_settings(model: str, drafter: str, dtype: str, num_threads: int) -> AppSettings:

@@ -69,10 +69,11 @@ def bench_speed(
     from specdiff_dist.bench.contenders import loaded_pairs
     from specdiff_dist.bench.prompt_sets import read_sets
     from specdiff_dist.bench.speed import measure, num_runs
+    from specdiff_dist.quality import policy_fields
 
     drafters = drafter or ["diffusion"]
     _check(drafters, through, length, speculation, is_sweep=sweep, has_picture=picture is not None)
-    policy = length if speculation is None else _policy(speculation)
+    policy = length if speculation is None else policy_fields(speculation, option="--speculation")
     overrides = quality_of(quality, num_denoising_steps, policy, leniency)
     options = given(
         tier=tier, quality=overrides, temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens
@@ -130,18 +131,6 @@ def _check(
         raise InvalidConfig("--sweep goes with --through local and one --length (not --speculation)")
     if has_picture and not is_sweep:
         raise InvalidConfig("--picture draws a sweep; give --sweep too")
-
-
-def _policy(text: str) -> dict[str, Any]:
-    """`name` or `name:{JSON object}` as a `quality.speculation` object; its fields are checked where it is used."""
-    name, _, fields = text.partition(":")
-    try:
-        parsed = json.loads(fields) if fields else {}
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"--speculation {text}: {error.msg}; give it as name or name:{{JSON object}}") from error
-    if not isinstance(parsed, dict):
-        raise InvalidRequest(f"--speculation {text}: what follows the name must be a JSON object")
-    return {**parsed, "policy": name}
 
 
 def _tasks(prompts: PromptSet, pair: Pair, seed: int) -> list[Task]:

@@ -19,6 +19,7 @@ One language for requests, deployment settings and the command line. `null` mean
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, replace
@@ -123,6 +124,19 @@ def resolve_quality(
     if tier == EXACT_TIER:
         check_exact(config, drafter, greedy_draft=greedy_draft)
     return tier, config
+
+
+def policy_fields(text: str, *, option: str) -> dict[str, Any]:
+    """A policy on the command line, `name` or `name:{JSON object}`, as a `speculation` object; its fields are checked where
+    it is used. Raises InvalidConfig that names the option."""
+    name, _, rest = text.partition(":")
+    try:
+        given = json.loads(rest) if rest else {}
+    except json.JSONDecodeError as error:
+        raise InvalidConfig(f"{option} {text}: {error.msg}; give it as name or name:{{JSON object}}") from error
+    if not isinstance(given, Mapping):
+        raise InvalidConfig(f"{option} {text}: what follows the name must be a JSON object")
+    return {**given, "policy": name}
 
 
 def check_tier(name: str, tiers: Iterable[str], *, param: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.speculation import Additive, FailFast, LibraSpec, MeasuredLibraSpec, Policy, Static
 from specdiff_dist.errors import InvalidConfig
-from specdiff_dist.quality import apply_overrides
+from specdiff_dist.quality import apply_overrides, policy_fields
 from specdiff_dist.simulate.costs import Costs
 from specdiff_dist.simulate.replay import Replay, replay
 from specdiff_dist.simulate.trace import RoundTrace, drafted_rounds
@@ -56,12 +55,6 @@ def compare_all(requests: Requests, costs: Costs, *, leniency: float = 0.0, bloc
 
 def parse_policy(text: str) -> tuple[str, Policy]:
     """`name` or `name:{"field": value}`, in the language of `quality.speculation`. Raises InvalidRequest, InvalidConfig."""
-    name, _, fields = text.partition(":")
-    try:
-        given = json.loads(fields) if fields else {}
-    except json.JSONDecodeError as error:
-        raise InvalidConfig(f"--policy {text}: {error.msg}; give it as name or name:{{JSON object}}") from error
-    if not isinstance(given, Mapping):
-        raise InvalidConfig(f"--policy {text}: what follows the name must be a JSON object")
-    config = apply_overrides(DecodeConfig(), {"speculation": {**given, "policy": name}}, param="policy")
-    return name, config.policy
+    given = policy_fields(text, option="--policy")
+    config = apply_overrides(DecodeConfig(), {"speculation": given}, param="policy")
+    return given["policy"], config.policy
