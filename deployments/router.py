@@ -22,6 +22,7 @@ from deployments.leases import LeasedDrafter, LeasedVerifier, Replicas
 from deployments.messages import GenerateCall, RouterInfo, pack_chunk, pack_error, unpack_call
 from deployments.settings import AppSettings
 from specdiff_dist.config import DecodeConfig
+from specdiff_dist.core.calibration import check_table
 from specdiff_dist.core.exactness import check_exact
 from specdiff_dist.core.features import check_features
 from specdiff_dist.core.pair_knowledge import PairKnowledge
@@ -89,7 +90,9 @@ class Router:
                 self._verifier(),
                 tier=call.tier,
                 detokenizer=detokenizer,
-                knowledge=self._knowledge.for_session(config, is_greedy=call.request.sampling.is_greedy),
+                knowledge=self._knowledge.for_session(
+                    config, self._drafter_info, is_greedy=call.request.sampling.is_greedy
+                ),
                 recorder=None if self._trace is None else rounds.append,
             )
             async with aclosing(chunks):
@@ -167,6 +170,7 @@ class Router:
             log.warning("no drafter has answered yet (%s): decoding plainly", type(error).__name__)
             return
         check_features(info, self._verifier_info)
+        check_table(info.calibration, what=f"drafter {info.name!r}")
         self._drafter_info = info
 
 

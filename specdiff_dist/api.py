@@ -151,7 +151,9 @@ class Pair:
             self.verifier,
             tier=tier,
             detokenizer=detokenizer,
-            knowledge=self._knowledge.for_session(config, is_greedy=request.sampling.is_greedy),
+            knowledge=self._knowledge.for_session(
+                config, None if self.drafter is None else self.drafter.engine.info, is_greedy=request.sampling.is_greedy
+            ),
             recorder=recorder,
         )
 

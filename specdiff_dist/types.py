@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdiff_dist.config import DecodeConfig, Effort
+from specdiff_dist.core.calibration import CalibrationTable
 from specdiff_dist.core.features import FeatureArray
 from specdiff_dist.core.rows import IntArray, SparseRows
 from specdiff_dist.core.speculation import DraftStatistics
@@ -270,6 +271,8 @@ class DrafterInfo:
     """Verifier layers, ascending from 0, whose output hidden states it must be told; (): none. (The last layer's is what
     goes into the final norm.)"""
     feature_size: int = 0  # numbers they make up per token, F · H
+    calibration: CalibrationTable = ()
+    """[positions][NUM_BINS] what its `max_probs` were worth in training (core/calibration.py); (): not known."""
 
 
 @dataclass(frozen=True, slots=True)

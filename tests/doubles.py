@@ -14,6 +14,7 @@ import numpy as np
 
 from specdiff_dist.core import sampling
 from specdiff_dist.core.acceptance import residual
+from specdiff_dist.core.calibration import CalibrationTable
 from specdiff_dist.core.features import FeatureArray, FeatureRows
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.drafters.denoise import Predict, Prediction, denoise
@@ -213,10 +214,12 @@ class ScriptedDrafter:
         max_model_len: int = 4096,
         max_draft_tokens: int = 64,
         max_sessions: int = 64,
+        calibration: CalibrationTable = (),
     ) -> None:
         self.info = DrafterInfo(
             "scripted", vocab_size, max_model_len, max_draft_tokens,
             ("left_to_right", "max_prob", "token_prob", "entropy"), is_deterministic=True, reports_true_proposals=True,
+            calibration=calibration,
         )  # fmt: skip
         self.calls: list[DraftCall] = []
         self._script = script

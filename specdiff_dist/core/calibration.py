@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from specdiff_dist.core.rows import FloatArray
+from specdiff_dist.errors import InvalidConfig
 
+CalibrationTable = tuple[tuple[float, ...], ...]
 NUM_BINS = 16
 MAX_POSITIONS = 64
 PRIOR_STRENGTH = 4.0  # pseudo-rounds that trust the confidence itself
@@ -19,10 +21,11 @@ class AcceptanceCalibration:
     bins stay sensible. Only positions that were really reached (tested) count.
     """
 
-    def __init__(self, prior: FloatArray | None = None) -> None:
-        """prior: [positions, NUM_BINS], what the drafter's training found (config.json, "calibration"): bins shrink towards
-        it instead of towards the confidence; further positions take its last row. Values 0 … 1, not falling in a row."""
-        self._prior = prior
+    def __init__(self, prior: CalibrationTable = ()) -> None:
+        """prior: [positions][NUM_BINS], what the drafter's training found (DrafterInfo.calibration): bins shrink towards it
+        instead of towards the confidence. Raises InvalidConfig."""
+        check_table(prior, what="prior")
+        self._prior = np.asarray(prior, np.float64)
         self._tried = np.zeros((MAX_POSITIONS, NUM_BINS))
         self._accepted = np.zeros((MAX_POSITIONS, NUM_BINS))
 
@@ -31,18 +34,12 @@ class AcceptanceCalibration:
         n = len(confidences)
         bins = _bins(confidences)
         positions = np.minimum(np.arange(n), MAX_POSITIONS - 1)
-        expected = self._expected(confidences, positions)
+        expected = read_table(confidences, self._prior) if len(self._prior) else confidences
         overall = (self._accepted.sum(0)[bins] + PRIOR_STRENGTH * expected) / (
             self._tried.sum(0)[bins] + PRIOR_STRENGTH
         )
         own = self._accepted[positions, bins] + PRIOR_STRENGTH * overall
         return own / (self._tried[positions, bins] + PRIOR_STRENGTH)
-
-    def _expected(self, confidences: FloatArray, positions: np.ndarray) -> FloatArray:
-        if self._prior is None:
-            return confidences
-        rows = self._prior[np.minimum(positions, len(self._prior) - 1)]
-        return np.array([np.interp(value, _CENTRES, row) for value, row in zip(confidences, rows, strict=True)])
 
     def mean(self, num_positions: int) -> FloatArray:
         """Acceptance by position, whatever the confidence: for tokens that are not drafted yet. [num_positions]."""
@@ -60,6 +57,25 @@ class AcceptanceCalibration:
         bins = _bins(confidences[:num_reached])
         np.add.at(self._tried, (positions, bins), 1.0)
         np.add.at(self._accepted, (positions[:num_accepted], bins[:num_accepted]), 1.0)
+
+
+def read_table(confidences: FloatArray, table: FloatArray) -> FloatArray:
+    """Acceptance given reached that `table` [positions, NUM_BINS] says of the confidences [n] of a block's positions in
+    order: by straight lines between the bins' centres; positions beyond the table take its last row."""
+    rows = table[np.minimum(np.arange(len(confidences)), len(table) - 1)]
+    return np.array([np.interp(value, _CENTRES, row) for value, row in zip(confidences, rows, strict=True)])
+
+
+def check_table(table: CalibrationTable, *, what: str) -> None:
+    """Raises InvalidConfig for what is no calibration table: [positions][NUM_BINS], 0 … 1, not falling in a row."""
+    wrong = len(table) > MAX_POSITIONS or any(len(row) != NUM_BINS for row in table)
+    if not wrong and len(table):
+        values = np.asarray(table, np.float64)
+        wrong = not (np.all((values >= 0.0) & (values <= 1.0)) and np.all(np.diff(values, axis=1) >= 0.0))
+    if wrong:
+        raise InvalidConfig(
+            f"{what}: a calibration table has at most {MAX_POSITIONS} rows of {NUM_BINS} numbers, 0 … 1, none falling"
+        )
 
 
 _CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdiff_dist.config import REVEAL_ORDERS
+from specdiff_dist.core.calibration import CalibrationTable, check_table
 from specdiff_dist.core.features import FeatureArray, fault
 from specdiff_dist.core.rows import IntArray
 from specdiff_dist.drafters.block_model import BlockModel, BlockModelConfig
@@ -23,7 +24,7 @@ from specdiff_dist.session_prefix import SessionTable, check_anchor
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, SamplingParams
 from specdiff_dist.verifiers.device import pick_device
 from specdiff_dist.verifiers.features import features_tensor
-from specdiff_dist.verifiers.folder import read_embeddings, real_vocab_size
+from specdiff_dist.verifiers.folder import read_config, read_embeddings, real_vocab_size
 from specdiff_dist.verifiers.llama_layers import KVCache
 
 PREFILL_CHUNK = 512  # tokens per forward
@@ -39,8 +40,17 @@ class BlockDiffusionDrafter:
     proposal may depend on committed tokens, on how they arrived and on tokens revealed earlier: it is recorded as drawn.
     """
 
-    def __init__(self, model: BlockModel, *, name: str, vocab_size: int | None = None, max_sessions: int = 64) -> None:
-        """`vocab_size`: ids ≥ this are never proposed (padding of the output matrix); default: all of the matrix."""
+    def __init__(
+        self,
+        model: BlockModel,
+        *,
+        name: str,
+        vocab_size: int | None = None,
+        max_sessions: int = 64,
+        calibration: CalibrationTable = (),
+    ) -> None:
+        """`vocab_size`: ids ≥ this are never proposed (padding of the output matrix); default: all of the matrix.
+        `calibration`: see DrafterInfo."""
         self._model = model
         config = model.config
         self._num_columns = model.num_columns(vocab_size or config.vocab_size)
@@ -53,6 +63,7 @@ class BlockDiffusionDrafter:
             max_model_len=config.max_position_embeddings, max_draft_tokens=config.max_block_size,
             reveal_orders=REVEAL_ORDERS, is_deterministic=False, reports_true_proposals=True,
             feature_layers=config.feature_layers, feature_size=config.feature_size,
+            calibration=calibration,
         )  # fmt: skip
         self._sessions: SessionTable[KVCache] = SessionTable(model.new_cache, max_sessions=max_sessions)
 
@@ -79,8 +90,9 @@ class BlockDiffusionDrafter:
         _check_fits(config, embedding, name=name, verifier=verifier_folder.name)
         model = BlockModel(config, load_weights(folder), embedding, output, dtype=torch_dtype, device=where)
         return BlockDiffusionDrafter(
-            model, name=name, vocab_size=real_vocab_size(verifier_folder), max_sessions=max_sessions
-        )
+            model, name=name, vocab_size=real_vocab_size(verifier_folder), max_sessions=max_sessions,
+            calibration=_calibration(folder),
+        )  # fmt: skip
 
     @property
     def info(self) -> DrafterInfo:
@@ -193,6 +205,17 @@ def predict_rows(
     return Prediction(
         truncated_rows(ids, values, sampling), probs[:, 0].astype(np.float32), entropies.astype(np.float32)
     )
+
+
+def _calibration(folder: Path) -> CalibrationTable:
+    """Of the folder's config.json; raises InvalidConfig for one that is none."""
+    found = read_config(folder).get("calibration") or {}
+    try:
+        table = tuple(tuple(float(value) for value in row) for row in found.get("table", ()))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidConfig(f"{folder}: config.json has a calibration that is no table of numbers") from error
+    check_table(table, what=str(folder))
+    return table
 
 
 def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:

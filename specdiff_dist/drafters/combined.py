@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from specdiff_dist.core.calibration import read_table
 from specdiff_dist.core.rows import IntArray, SparseRows
 from specdiff_dist.drafters.draft_choice import DIFFUSION_RATES, DRAFT_COST, DraftChoice, copied, find_match
 from specdiff_dist.errors import InvalidRequest, PrefixMismatch
@@ -19,9 +21,9 @@ SUFFIX = "+prompt-lookup"
 
 
 class CombinedDrafter:
-    """A DrafterEngine around another one. Rounds that copy report one-hot proposals, with the acceptance learned for their
-    match length as confidence and `max_prob`, so that a speculation policy can cut them; other rounds are the inner
-    drafter's own.
+    """A DrafterEngine around another one. Rounds that copy report one-hot proposals, other rounds the inner drafter's own.
+    So that a policy can weigh both with one measure, every `max_prob` is an acceptance probability: what was learned for the
+    match length, or what the inner drafter's calibration makes of its own.
 
     Exactness. A round is lossless whatever is known before it begins: given any history H, its tokens are drawn from the
     proposals reported, with numbers of its own, and accepted so that each has the target's law given the committed tokens
@@ -46,7 +48,8 @@ class CombinedDrafter:
         `draft_cost`: of one of its blocks, over the verification that follows."""
         self._inner = inner
         info = inner.info
-        self._info = replace(info, name=name or info.name + SUFFIX)
+        self._info = replace(info, name=name or info.name + SUFFIX, calibration=())
+        self._calibration = np.asarray(info.calibration, np.float64)
         self._sessions: SessionTable[DraftChoice] = SessionTable(
             lambda: DraftChoice(expected_acceptance, draft_cost, info.feature_size), max_sessions=max_sessions
         )
@@ -80,7 +83,7 @@ class CombinedDrafter:
         if not choice.is_copy(committed, num_tokens):
             block = self._inner_block(call, committed, choice)
             choice.drafted(committed, call.drafted_token_ids, block.token_ids)
-            return replace(block, cached_len=session.cached_len)
+            return replace(block, cached_len=session.cached_len, max_probs=self._calibrated(call, block))
         text = np.concatenate([committed, call.drafted_token_ids])
         match = find_match(text)
         tokens = copied(text, match, num_tokens)
@@ -91,6 +94,13 @@ class CombinedDrafter:
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
         self._inner.release(session_id)
+
+    def _calibrated(self, call: DraftCall, block: DraftBlock) -> NDArray[np.float32]:
+        """A function of the inner drafter's max_probs alone: never of what was sampled."""
+        if not len(self._calibration):
+            return block.max_probs
+        first = min(len(call.drafted_token_ids), len(self._calibration) - 1)
+        return read_table(block.max_probs.astype(np.float64), self._calibration[first:]).astype(np.float32)
 
     def _inner_block(self, call: DraftCall, committed: IntArray, choice: DraftChoice) -> DraftBlock:
         """The inner drafter has not seen the rounds that copied: its prefix is stated anew, from what it has cached."""

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecdiff_dist/pb/roles.proto\x12\x0bspecdiff.v1\"H\n\x06Tensor\x12!\n\x05\x64type\x18\x01 \x01(\x0e\x32\x12.specdiff.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x81\x01\n\nSparseRows\x12\'\n\nrow_splits\x18\x01 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\"\n\x05probs\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"C\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x04\x12\r\n\x05top_p\x18\x03 \x01(\x01\"Q\n\x06\x45\x66\x66ort\x12\x1b\n\x13num_denoising_steps\x18\x01 \x01(\r\x12\x14\n\x0creveal_order\x18\x02 \x01(\t\x12\x14\n\x0c\x65\x61rly_reveal\x18\x03 \x01(\t\"\x8e\x01\n\x0fPrefixStatement\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\x04\x12\x12\n\nprefix_len\x18\x03 \x01(\r\x12\x12\n\nprefix_crc\x18\x04 \x01(\x07\x12*\n\rnew_token_ids\x18\x05 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"X\n\x08\x43\x61llCost\x12\x11\n\tforward_s\x18\x01 \x01(\x01\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x14\n\x0cnum_forwards\x18\x03 \x01(\r\x12\x12\n\nbatch_size\x18\x04 \x01(\r\"\r\n\x0bInfoRequest\"\xdf\x01\n\x0b\x44rafterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x04 \x01(\r\x12\x15\n\rreveal_orders\x18\x05 \x03(\t\x12\x18\n\x10is_deterministic\x18\x06 \x01(\x08\x12\x1e\n\x16reports_true_proposals\x18\x07 \x01(\x08\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x08 \x03(\r\x12\x14\n\x0c\x66\x65\x61ture_size\x18\t \x01(\r\"\x96\x01\n\x0cVerifierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\"\xa4\x02\n\x0c\x44raftRequest\x12,\n\x06prefix\x18\x01 \x01(\x0b\x32\x1c.specdiff.v1.PrefixStatement\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12#\n\x06\x65\x66\x66ort\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Effort\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.specdiff.v1.SamplingParams\x12\x13\n\x0b\x64raft_top_k\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x0c\x12.\n\x11\x64rafted_token_ids\x18\x07 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12%\n\x08\x66\x65\x61tures\x18\x08 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"\xeb\x01\n\nDraftReply\x12&\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12*\n\tproposals\x18\x02 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\x12(\n\x0b\x63onfidences\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12&\n\tmax_probs\x18\x04 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x12\n\ncached_len\x18\x05 \x01(\r\x12#\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x15.specdiff.v1.CallCost\"\xb6\x02\n\rVerifyRequest\x12,\n\x06prefix\x18\x01 \x01(\x0b\x32\x1c.specdiff.v1.PrefixStatement\x12,\n\x0f\x64raft_token_ids\x18\x02 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.specdiff.v1.SamplingParams\x12*\n\tproposals\x18\x04 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\x12,\n\x0ftarget_uniforms\x18\x05 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x11\n\thold_rows\x18\x06 \x01(\x08\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x07 \x03(\r\x12\x15\n\rfeature_start\x18\x08 \x01(\r\"\x9b\x02\n\x0bVerifyReply\x12%\n\x04rows\x18\x01 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\x12%\n\x08row_mass\x18\x02 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x30\n\x13recovered_token_ids\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12,\n\x0fplain_token_ids\x18\x04 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x12\n\ncached_len\x18\x05 \x01(\r\x12#\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x15.specdiff.v1.CallCost\x12%\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"\x96\x01\n\x0eResolveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\x04\x12\x10\n\x08position\x18\x03 \x01(\r\x12\r\n\x05scale\x18\x04 \x01(\x01\x12\x0f\n\x07uniform\x18\x05 \x01(\x01\x12)\n\x08proposal\x18\x06 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\"E\n\x0cResolveReply\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12#\n\x04\x63ost\x18\x02 \x01(\x0b\x32\x15.specdiff.v1.CallCost\"$\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x0e\n\x0cReleaseReply\"\x9d\x02\n\x0b\x45rrorDetail\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.specdiff.v1.ErrorDetail.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\ncached_len\x18\x03 \x01(\r\x12\r\n\x05param\x18\x04 \x01(\t\"\xac\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14KIND_INVALID_REQUEST\x10\x01\x12\x17\n\x13KIND_INVALID_CONFIG\x10\x02\x12\x18\n\x14KIND_PREFIX_MISMATCH\x10\x03\x12\x14\n\x10KIND_STALE_ROUND\x10\x04\x12\x15\n\x11KIND_INVALID_ROWS\x10\x05\x12\x14\n\x10KIND_UNAVAILABLE\x10\x06*\x8d\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_INT32\x10\x01\x12\x0f\n\x0b\x44TYPE_INT64\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x11\n\rDTYPE_FLOAT64\x10\x04\x12\x11\n\rDTYPE_FLOAT16\x10\x05\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x06\x32\xc5\x01\n\x07\x44rafter\x12:\n\x04Info\x12\x18.specdiff.v1.InfoRequest\x1a\x18.specdiff.v1.DrafterInfo\x12;\n\x05\x44raft\x12\x19.specdiff.v1.DraftRequest\x1a\x17.specdiff.v1.DraftReply\x12\x41\n\x07Release\x12\x1b.specdiff.v1.ReleaseRequest\x1a\x19.specdiff.v1.ReleaseReply2\x8d\x02\n\x08Verifier\x12;\n\x04Info\x12\x18.specdiff.v1.InfoRequest\x1a\x19.specdiff.v1.VerifierInfo\x12>\n\x06Verify\x12\x1a.specdiff.v1.VerifyRequest\x1a\x18.specdiff.v1.VerifyReply\x12\x41\n\x07Resolve\x12\x1b.specdiff.v1.ResolveRequest\x1a\x19.specdiff.v1.ResolveReply\x12\x41\n\x07Release\x12\x1b.specdiff.v1.ReleaseRequest\x1a\x19.specdiff.v1.ReleaseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecdiff_dist/pb/roles.proto\x12\x0bspecdiff.v1\"H\n\x06Tensor\x12!\n\x05\x64type\x18\x01 \x01(\x0e\x32\x12.specdiff.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x81\x01\n\nSparseRows\x12\'\n\nrow_splits\x18\x01 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12&\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\"\n\x05probs\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"C\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x04\x12\r\n\x05top_p\x18\x03 \x01(\x01\"Q\n\x06\x45\x66\x66ort\x12\x1b\n\x13num_denoising_steps\x18\x01 \x01(\r\x12\x14\n\x0creveal_order\x18\x02 \x01(\t\x12\x14\n\x0c\x65\x61rly_reveal\x18\x03 \x01(\t\"\x8e\x01\n\x0fPrefixStatement\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\x04\x12\x12\n\nprefix_len\x18\x03 \x01(\r\x12\x12\n\nprefix_crc\x18\x04 \x01(\x07\x12*\n\rnew_token_ids\x18\x05 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"X\n\x08\x43\x61llCost\x12\x11\n\tforward_s\x18\x01 \x01(\x01\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x14\n\x0cnum_forwards\x18\x03 \x01(\r\x12\x12\n\nbatch_size\x18\x04 \x01(\r\"\r\n\x0bInfoRequest\"\x89\x02\n\x0b\x44rafterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x04 \x01(\r\x12\x15\n\rreveal_orders\x18\x05 \x03(\t\x12\x18\n\x10is_deterministic\x18\x06 \x01(\x08\x12\x1e\n\x16reports_true_proposals\x18\x07 \x01(\x08\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x08 \x03(\r\x12\x14\n\x0c\x66\x65\x61ture_size\x18\t \x01(\r\x12(\n\x0b\x63\x61libration\x18\n \x01(\x0b\x32\x13.specdiff.v1.Tensor\"\x96\x01\n\x0cVerifierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\"\xa4\x02\n\x0c\x44raftRequest\x12,\n\x06prefix\x18\x01 \x01(\x0b\x32\x1c.specdiff.v1.PrefixStatement\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12#\n\x06\x65\x66\x66ort\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Effort\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.specdiff.v1.SamplingParams\x12\x13\n\x0b\x64raft_top_k\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x0c\x12.\n\x11\x64rafted_token_ids\x18\x07 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12%\n\x08\x66\x65\x61tures\x18\x08 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"\xeb\x01\n\nDraftReply\x12&\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12*\n\tproposals\x18\x02 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\x12(\n\x0b\x63onfidences\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12&\n\tmax_probs\x18\x04 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x12\n\ncached_len\x18\x05 \x01(\r\x12#\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x15.specdiff.v1.CallCost\"\xb6\x02\n\rVerifyRequest\x12,\n\x06prefix\x18\x01 \x01(\x0b\x32\x1c.specdiff.v1.PrefixStatement\x12,\n\x0f\x64raft_token_ids\x18\x02 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.specdiff.v1.SamplingParams\x12*\n\tproposals\x18\x04 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\x12,\n\x0ftarget_uniforms\x18\x05 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x11\n\thold_rows\x18\x06 \x01(\x08\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x07 \x03(\r\x12\x15\n\rfeature_start\x18\x08 \x01(\r\"\x9b\x02\n\x0bVerifyReply\x12%\n\x04rows\x18\x01 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\x12%\n\x08row_mass\x18\x02 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x30\n\x13recovered_token_ids\x18\x03 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12,\n\x0fplain_token_ids\x18\x04 \x01(\x0b\x32\x13.specdiff.v1.Tensor\x12\x12\n\ncached_len\x18\x05 \x01(\r\x12#\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x15.specdiff.v1.CallCost\x12%\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0b\x32\x13.specdiff.v1.Tensor\"\x96\x01\n\x0eResolveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bround_index\x18\x02 \x01(\x04\x12\x10\n\x08position\x18\x03 \x01(\r\x12\r\n\x05scale\x18\x04 \x01(\x01\x12\x0f\n\x07uniform\x18\x05 \x01(\x01\x12)\n\x08proposal\x18\x06 \x01(\x0b\x32\x17.specdiff.v1.SparseRows\"E\n\x0cResolveReply\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12#\n\x04\x63ost\x18\x02 \x01(\x0b\x32\x15.specdiff.v1.CallCost\"$\n\x0eReleaseRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x0e\n\x0cReleaseReply\"\x9d\x02\n\x0b\x45rrorDetail\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.specdiff.v1.ErrorDetail.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\ncached_len\x18\x03 \x01(\r\x12\r\n\x05param\x18\x04 \x01(\t\"\xac\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14KIND_INVALID_REQUEST\x10\x01\x12\x17\n\x13KIND_INVALID_CONFIG\x10\x02\x12\x18\n\x14KIND_PREFIX_MISMATCH\x10\x03\x12\x14\n\x10KIND_STALE_ROUND\x10\x04\x12\x15\n\x11KIND_INVALID_ROWS\x10\x05\x12\x14\n\x10KIND_UNAVAILABLE\x10\x06*\x8d\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_INT32\x10\x01\x12\x0f\n\x0b\x44TYPE_INT64\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x11\n\rDTYPE_FLOAT64\x10\x04\x12\x11\n\rDTYPE_FLOAT16\x10\x05\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x06\x32\xc5\x01\n\x07\x44rafter\x12:\n\x04Info\x12\x18.specdiff.v1.InfoRequest\x1a\x18.specdiff.v1.DrafterInfo\x12;\n\x05\x44raft\x12\x19.specdiff.v1.DraftRequest\x1a\x17.specdiff.v1.DraftReply\x12\x41\n\x07Release\x12\x1b.specdiff.v1.ReleaseRequest\x1a\x19.specdiff.v1.ReleaseReply2\x8d\x02\n\x08Verifier\x12;\n\x04Info\x12\x18.specdiff.v1.InfoRequest\x1a\x19.specdiff.v1.VerifierInfo\x12>\n\x06Verify\x12\x1a.specdiff.v1.VerifyRequest\x1a\x18.specdiff.v1.VerifyReply\x12\x41\n\x07Resolve\x12\x1b.specdiff.v1.ResolveRequest\x1a\x19.specdiff.v1.ResolveReply\x12\x41\n\x07Release\x12\x1b.specdiff.v1.ReleaseRequest\x1a\x19.specdiff.v1.ReleaseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdiff_dist.pb.roles_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=2731
-  _globals['_DTYPE']._serialized_end=2872
+  _globals['_DTYPE']._serialized_start=2773
+  _globals['_DTYPE']._serialized_end=2914
   _globals['_TENSOR']._serialized_start=45
   _globals['_TENSOR']._serialized_end=117
   _globals['_SPARSEROWS']._serialized_start=120
@@ -48,31 +48,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFOREQUEST']._serialized_start=638
   _globals['_INFOREQUEST']._serialized_end=651
   _globals['_DRAFTERINFO']._serialized_start=654
-  _globals['_DRAFTERINFO']._serialized_end=877
-  _globals['_VERIFIERINFO']._serialized_start=880
-  _globals['_VERIFIERINFO']._serialized_end=1030
-  _globals['_DRAFTREQUEST']._serialized_start=1033
-  _globals['_DRAFTREQUEST']._serialized_end=1325
-  _globals['_DRAFTREPLY']._serialized_start=1328
-  _globals['_DRAFTREPLY']._serialized_end=1563
-  _globals['_VERIFYREQUEST']._serialized_start=1566
-  _globals['_VERIFYREQUEST']._serialized_end=1876
-  _globals['_VERIFYREPLY']._serialized_start=1879
-  _globals['_VERIFYREPLY']._serialized_end=2162
-  _globals['_RESOLVEREQUEST']._serialized_start=2165
-  _globals['_RESOLVEREQUEST']._serialized_end=2315
-  _globals['_RESOLVEREPLY']._serialized_start=2317
-  _globals['_RESOLVEREPLY']._serialized_end=2386
-  _globals['_RELEASEREQUEST']._serialized_start=2388
-  _globals['_RELEASEREQUEST']._serialized_end=2424
-  _globals['_RELEASEREPLY']._serialized_start=2426
-  _globals['_RELEASEREPLY']._serialized_end=2440
-  _globals['_ERRORDETAIL']._serialized_start=2443
-  _globals['_ERRORDETAIL']._serialized_end=2728
-  _globals['_ERRORDETAIL_KIND']._serialized_start=2556
-  _globals['_ERRORDETAIL_KIND']._serialized_end=2728
-  _globals['_DRAFTER']._serialized_start=2875
-  _globals['_DRAFTER']._serialized_end=3072
-  _globals['_VERIFIER']._serialized_start=3075
-  _globals['_VERIFIER']._serialized_end=3344
+  _globals['_DRAFTERINFO']._serialized_end=919
+  _globals['_VERIFIERINFO']._serialized_start=922
+  _globals['_VERIFIERINFO']._serialized_end=1072
+  _globals['_DRAFTREQUEST']._serialized_start=1075
+  _globals['_DRAFTREQUEST']._serialized_end=1367
+  _globals['_DRAFTREPLY']._serialized_start=1370
+  _globals['_DRAFTREPLY']._serialized_end=1605
+  _globals['_VERIFYREQUEST']._serialized_start=1608
+  _globals['_VERIFYREQUEST']._serialized_end=1918
+  _globals['_VERIFYREPLY']._serialized_start=1921
+  _globals['_VERIFYREPLY']._serialized_end=2204
+  _globals['_RESOLVEREQUEST']._serialized_start=2207
+  _globals['_RESOLVEREQUEST']._serialized_end=2357
+  _globals['_RESOLVEREPLY']._serialized_start=2359
+  _globals['_RESOLVEREPLY']._serialized_end=2428
+  _globals['_RELEASEREQUEST']._serialized_start=2430
+  _globals['_RELEASEREQUEST']._serialized_end=2466
+  _globals['_RELEASEREPLY']._serialized_start=2468
+  _globals['_RELEASEREPLY']._serialized_end=2482
+  _globals['_ERRORDETAIL']._serialized_start=2485
+  _globals['_ERRORDETAIL']._serialized_end=2770
+  _globals['_ERRORDETAIL_KIND']._serialized_start=2598
+  _globals['_ERRORDETAIL_KIND']._serialized_end=2770
+  _globals['_DRAFTER']._serialized_start=2917
+  _globals['_DRAFTER']._serialized_end=3114
+  _globals['_VERIFIER']._serialized_start=3117
+  _globals['_VERIFIER']._serialized_end=3386
 # @@protoc_insertion_point(module_scope)

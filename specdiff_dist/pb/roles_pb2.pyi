@@ -95,7 +95,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterInfo(_message.Message):
-    __slots__ = ("name", "vocab_size", "max_model_len", "max_draft_tokens", "reveal_orders", "is_deterministic", "reports_true_proposals", "feature_layers", "feature_size")
+    __slots__ = ("name", "vocab_size", "max_model_len", "max_draft_tokens", "reveal_orders", "is_deterministic", "reports_true_proposals", "feature_layers", "feature_size", "calibration")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class DrafterInfo(_message.Message):
     REPORTS_TRUE_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     vocab_size: int
     max_model_len: int
@@ -114,7 +115,8 @@ class DrafterInfo(_message.Message):
     reports_true_proposals: bool
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
     feature_size: int
-    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., reveal_orders: _Optional[_Iterable[str]] = ..., is_deterministic: _Optional[bool] = ..., reports_true_proposals: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ...) -> None: ...
+    calibration: Tensor
+    def __init__(self, name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., reveal_orders: _Optional[_Iterable[str]] = ..., is_deterministic: _Optional[bool] = ..., reports_true_proposals: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ..., calibration: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class VerifierInfo(_message.Message):
     __slots__ = ("name", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "num_layers", "hidden_size")

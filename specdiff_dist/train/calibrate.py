@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdiff_dist.core.calibration import NUM_BINS
+from specdiff_dist.core.calibration import NUM_BINS, read_table
 from specdiff_dist.train.evaluation import Outcomes, calibration_error
 
 _STRENGTH = 20.0  # pseudo-observations with which a sparse bin leans on all positions together
@@ -23,12 +23,9 @@ class Calibration:
     """
 
     table: _Floats
-    ece_before: float  # on blocks it was not fitted on
+    ece_before: float  # both errors on answers it was not fitted on
     ece_after: float
     ece_by_position: list[float]
-
-    def __call__(self, confidence: NDArray[np.floating], position: int) -> _Floats:
-        return np.interp(confidence, _CENTRES, self.table[min(position, len(self.table) - 1)])
 
     def as_json(self) -> dict[str, Any]:
         """What config.json keeps under "calibration"."""
@@ -46,25 +43,23 @@ _CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
 
 
 def fit(outcomes: Outcomes) -> Calibration:
-    """Fits on every second answer and measures on the others. Only reached positions count, as in decoding."""
-    own, other = (_of(outcomes, outcomes.answer % 2 == half) for half in (0, 1))
-    found = Calibration(_fit_table(own), 0.0, 0.0, [])
-    reached = other.is_reached
-    before, after, happened, by_position = [], [], [], []
-    for position in range(reached.shape[1]):
-        at = reached[:, position]
-        confidence, match = other.confidence[at, position], other.is_match[at, position]
-        calibrated = found(confidence, position)
-        by_position.append(calibration_error(calibrated, match))
-        before.append(confidence)
-        after.append(calibrated)
-        happened.append(match)
-    together = np.concatenate(happened)
-    return replace(
-        found,
-        ece_before=calibration_error(np.concatenate(before), together),
-        ece_after=calibration_error(np.concatenate(after), together),
-        ece_by_position=by_position,
+    """Fits on all answers; the errors are of tables fitted on every second answer, each measured on the other half. Only
+    reached positions count, as in decoding."""
+    calibrated = np.zeros(outcomes.confidence.shape)
+    for half in (0, 1):
+        is_own = outcomes.answer % 2 == half
+        table = _fit_table(_of(outcomes, is_own))
+        calibrated[~is_own] = np.array([read_table(row, table) for row in outcomes.confidence[~is_own]]).reshape(
+            -1, calibrated.shape[1]
+        )
+    reached, match = outcomes.is_reached, outcomes.is_match
+    return Calibration(
+        _fit_table(outcomes),
+        ece_before=calibration_error(outcomes.confidence[reached], match[reached]),
+        ece_after=calibration_error(calibrated[reached], match[reached]),
+        ece_by_position=[
+            calibration_error(calibrated[reached[:, j], j], match[reached[:, j], j]) for j in range(reached.shape[1])
+        ],
     )
 
 

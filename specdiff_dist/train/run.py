@@ -110,7 +110,7 @@ def make_drafter(
     )
     trained = trainer.run()
     network.load_state_dict(trained.weights)
-    calibration = fit(observe(network, batches.held_out_batches(max_answers=512, blocks_per_answer=24)))
+    calibration = fit(observe(network, batches.held_out_batches(max_answers=512, blocks_per_answer=96)))
     record = Record(
         verifier=verifier_folder.name if Path(verifier).is_dir() else verifier, command=command, origin=start.origin, layers=start.layers, data=answers.meta,
         num_answers=answers.num_answers, options=_plain(options), num_steps=trained.num_steps,

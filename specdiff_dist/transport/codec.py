@@ -213,6 +213,7 @@ def encode_drafter_info(info: DrafterInfo) -> bytes:
             reports_true_proposals=info.reports_true_proposals,
             feature_layers=info.feature_layers,
             feature_size=info.feature_size,
+            calibration=_tensor_to_pb(np.asarray(info.calibration, np.float64)) if info.calibration else None,
         ),
         InvalidRows,
     )
@@ -226,7 +227,7 @@ def decode_drafter_info(data: bytes) -> DrafterInfo:
         lambda message: DrafterInfo(
             message.name, message.vocab_size, message.max_model_len, message.max_draft_tokens,
             tuple(message.reveal_orders), message.is_deterministic, message.reports_true_proposals,
-            tuple(message.feature_layers), message.feature_size,
+            tuple(message.feature_layers), message.feature_size, _calibration_from_pb(message),
         ),
         InvalidRows,
     )  # fmt: skip
@@ -375,6 +376,15 @@ def _cost_to_pb(cost: CallCost) -> pb.CallCost:
     return pb.CallCost(
         forward_s=cost.forward_s, queue_s=cost.queue_s, num_forwards=cost.num_forwards, batch_size=cost.batch_size
     )
+
+
+def _calibration_from_pb(message: pb.DrafterInfo) -> tuple[tuple[float, ...], ...]:
+    if not message.HasField("calibration"):
+        return ()
+    table = _array(message, "calibration")
+    if table.dtype != np.float64 or table.ndim != 2 or len(table) == 0:
+        raise _Malformed(f"calibration: {table.dtype} {list(table.shape)}")
+    return tuple(tuple(row) for row in table.tolist())
 
 
 def _cost_from_pb(message: pb.CallCost) -> CallCost:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -260,3 +262,21 @@ def test_unknown_names_and_values_are_refused(tmp_path):
 def test_the_weights_are_part_of_the_package():
     folder = EMBEDDED_DRAFTERS["diffusion"]
     assert {"config.json", "drafter.safetensors", "README.md"} <= {path.name for path in folder.iterdir()}
+
+
+def test_its_calibration_is_read_and_checked(tmp_path):
+    verifier = str(save_verifier(tmp_path / "verifier", tiny_llama()))
+    folder = save_drafter(tmp_path / "drafter", tiny_llama())
+
+    def load():
+        return load_drafter(str(folder), verifier=verifier, device="cpu", dtype="float32").info.calibration
+
+    assert load() == ()
+    config = json.loads((folder / "config.json").read_text())
+    for table, is_right in (([[0.1] * 16], True), ([[0.1] * 15], False), ("no", False), ([["x"] * 16], False)):
+        (folder / "config.json").write_text(json.dumps({**config, "calibration": {"table": table}}))
+        if is_right:
+            assert load() == ((0.1,) * 16,)
+        else:
+            with pytest.raises(InvalidConfig, match="calibration"):
+                load()

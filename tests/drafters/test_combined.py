@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdiff_dist.config import Effort
+from specdiff_dist.core.calibration import NUM_BINS, read_table
 from specdiff_dist.drafters import load_drafter
 from specdiff_dist.drafters.combined import CombinedDrafter
 from specdiff_dist.drafters.draft_choice import LOOKUP_RATES
@@ -27,10 +28,13 @@ def make(**options) -> tuple[CombinedDrafter, ScriptedDrafter]:
 def draft(
     drafter: CombinedDrafter, tokens: list[int], *, cached: int = 0, index: int = 0, wanted: int = 4, before=()
 ) -> DraftBlock:
+    return drafter.draft(call_of(tokens, cached=cached, index=index, wanted=wanted, before=before))
+
+
+def call_of(tokens: list[int], *, cached: int = 0, index: int = 0, wanted: int = 4, before=()) -> DraftCall:
     committed = np.array(tokens, np.int32)
     prefix = PrefixStatement("s", index, cached, prefix_crc(committed[:cached]), committed[cached:])
-    before = np.array(before, np.int32)
-    return drafter.draft(DraftCall(prefix, wanted, Effort(), SamplingParams(1.0), 64, 0, before))
+    return DraftCall(prefix, wanted, Effort(), SamplingParams(1.0), 64, 0, np.array(before, np.int32))
 
 
 def test_it_copies_where_the_text_repeats_and_drafts_elsewhere():
@@ -53,6 +57,19 @@ def test_a_copys_confidence_is_what_such_matches_were_worth():
     assert block.confidences.tolist() == block.max_probs.tolist()
     assert block.confidences.tolist() == pytest.approx([LOOKUP_RATES[size - 1] for size in (3, 4, 5, 6)])
     assert block.confidences.dtype == np.float32
+
+
+def test_the_inner_drafters_calibration_is_applied():
+    table = (tuple(np.linspace(0.0, 0.5, NUM_BINS).tolist()), (0.125,) * NUM_BINS)
+    drafter, inner = make(calibration=table)
+    assert drafter.info.calibration == ()
+    own = inner.draft(call_of([1, 2, 3]))
+    block = draft(drafter, [1, 2, 3])
+    np.testing.assert_allclose(block.max_probs, read_table(own.max_probs, np.array(table)), rtol=1e-6)
+    assert block.confidences.tolist() == own.confidences.tolist()
+    assert block.max_probs[1:].tolist() == [0.125] * 3 and block.max_probs.dtype == np.float32
+    more = draft(drafter, [1, 2, 3], before=(7,))  # a later call's first token is the block's second
+    assert more.max_probs.tolist() == [0.125] * 4
 
 
 def test_the_inner_drafter_is_brought_up_to_date_after_rounds_that_copied():

@@ -14,7 +14,7 @@ from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows, SpecdiffError
 from specdiff_dist.pb import roles_pb2 as pb
 from specdiff_dist.transport import codec
-from specdiff_dist.types import TargetRows
+from specdiff_dist.types import DrafterInfo, TargetRows
 from tests.transport.doubles import draft_call, same_arrays, scripted_drafter, table_verifier, verify_call
 
 DTYPES = [np.int32, np.int64, np.float32, np.float64, np.float16, np.uint16]
@@ -43,6 +43,19 @@ def test_arrays_of_another_byte_order_or_stride_survive():
         decoded = codec.decode_target_rows(codec.encode_target_rows(reply)).row_mass
         np.testing.assert_array_equal(decoded, array)
         assert decoded.dtype.isnative
+
+
+def test_a_drafters_calibration_travels_exactly():
+    table = tuple(tuple(np.linspace(0.1 * row, 0.9, 16).tolist()) for row in range(3))
+    info = DrafterInfo("d", 9, 8, 7, ("left_to_right",), False, True, calibration=table)
+    assert codec.decode_drafter_info(codec.encode_drafter_info(info)) == info
+
+
+def test_a_calibration_that_is_no_table_of_numbers_is_refused():
+    message = pb.DrafterInfo(name="d")
+    message.calibration.CopyFrom(pb.Tensor(dtype=pb.DTYPE_INT32, shape=[1], data=b"\1\0\0\0"))
+    with pytest.raises(InvalidRows, match="calibration"):
+        codec.decode_drafter_info(message.SerializeToString())
 
 
 def verify_request() -> pb.VerifyRequest:
