@@ -28,6 +28,7 @@ class Record:
     command: str
     origin: str  # what the first weights were taken from
     layers: tuple[int, ...]  # of the origin
+    verifier_layers: tuple[int, ...]  # what they were in the verifier; (): not known
     data: dict[str, Any]  # meta.json of the answers
     num_answers: int
     options: dict[str, Any]
@@ -136,6 +137,7 @@ def _config_json(config: BlockModelConfig, record: Record) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
         "initial_weights": record.origin,
         "initial_layers": list(record.layers),
+        "verifier_layers": list(record.verifier_layers),
         "calibration": record.calibration.as_json(),
         "training": {
             "verifier": record.verifier,

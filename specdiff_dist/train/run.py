@@ -112,7 +112,7 @@ def make_drafter(
     network.load_state_dict(trained.weights)
     calibration = fit(observe(network, batches.held_out_batches(max_answers=512, blocks_per_answer=96)))
     record = Record(
-        verifier=verifier_folder.name if Path(verifier).is_dir() else verifier, command=command, origin=start.origin, layers=start.layers, data=answers.meta,
+        verifier=verifier_folder.name if Path(verifier).is_dir() else verifier, command=command, origin=start.origin, layers=start.layers, data=answers.meta, verifier_layers=start.verifier_layers,
         num_answers=answers.num_answers, options=_plain(options), num_steps=trained.num_steps,
         num_blocks=trained.num_blocks, seconds=trained.seconds, stopped_early=trained.stopped_early,
         machine=_machine(device), before=trained.before, after=trained.after, calibration=calibration,
@@ -127,16 +127,14 @@ def _start(verifier_folder: Path, options: RunOptions) -> Start:
     wanted, size = options.network, options.batches.block_size
     if wanted.initial is not None:
         start = from_drafter(wanted.initial, verifier_folder, layers=wanted.layers, block_size=size)
-        if (
-            bool(start.config.feature_layers) != (wanted.architecture == "features")
-            or wanted.feature_layers is not None
-        ):
-            own = "features" if start.config.feature_layers else "causal"
-            raise InvalidConfig(
-                f"{wanted.initial} has architecture {own!r} and its own feature layers: leave them to it"
-            )
-        return start
-    start = from_verifier(verifier_folder, num_layers=wanted.num_layers, layers=wanted.layers, block_size=size)
+        if start.config.feature_layers:
+            if wanted.architecture != "features" or wanted.feature_layers is not None:
+                raise InvalidConfig(
+                    f"{wanted.initial} has architecture 'features' and its own feature layers: leave them to it"
+                )
+            return start
+    else:
+        start = from_verifier(verifier_folder, num_layers=wanted.num_layers, layers=wanted.layers, block_size=size)
     return with_features(start, wanted.feature_layers) if wanted.architecture == "features" else start
 
 

@@ -28,6 +28,7 @@ class Start:
     output: Tensor  # the verifier's, [V, H]
     origin: str  # for the record
     layers: tuple[int, ...]  # of the origin
+    verifier_layers: tuple[int, ...]  # what they were in the verifier; (): not known
     folder: Path  # the verifier's
 
 
@@ -51,7 +52,7 @@ def from_verifier(folder: Path, *, num_layers: int, layers: Sequence[int] | None
         )
     weights["mask_embedding"] = embedding.float().mean(dim=0)
     config = replace(config, num_hidden_layers=len(chosen), max_block_size=block_size)
-    return Start(config, weights, embedding, output, read_config(folder).get("model_type", "verifier"), chosen, folder)
+    return Start(config, weights, embedding, output, read_config(folder).get("model_type", "verifier"), chosen, chosen, folder)
 
 
 def from_drafter(folder: Path, verifier_folder: Path, *, layers: Sequence[int] | None = None, block_size: int) -> Start:
@@ -60,8 +61,9 @@ def from_drafter(folder: Path, verifier_folder: Path, *, layers: Sequence[int] |
     embedding, output = read_embeddings(verifier_folder)
     if embedding.shape != (config.vocab_size, config.hidden_size):
         raise InvalidConfig(f"drafter {folder} was trained for another verifier than {verifier_folder.name}")
-    chosen = tuple(range(config.num_hidden_layers) if layers is None else layers)
-    _check(chosen, config.num_hidden_layers, folder.name)
+    num_layers = config.num_hidden_layers
+    chosen = tuple(range(num_layers) if layers is None else layers)
+    _check(chosen, num_layers, folder.name)
     found = load_weights(folder)
     names = {name: name for name in ("model.norm.weight", "mask_embedding")}
     if config.feature_layers:
@@ -74,24 +76,30 @@ def from_drafter(folder: Path, verifier_folder: Path, *, layers: Sequence[int] |
     weights = {own: found[theirs].float() for own, theirs in names.items()}
     sources = tuple(config.feature_sources[layer] for layer in chosen) if config.feature_layers else ()
     config = replace(config, num_hidden_layers=len(chosen), max_block_size=block_size, feature_sources=sources)
-    return Start(config, weights, embedding, output, folder.name, chosen, verifier_folder)
+    known = read_config(folder).get("verifier_layers") or ()
+    began_as = tuple(known[layer] for layer in chosen) if len(known) == num_layers else ()
+    return Start(config, weights, embedding, output, folder.name, chosen, began_as, verifier_folder)
 
 
 def with_features(start: Start, layers: Sequence[int] | None) -> Start:
-    """The same layers, fed the verifier's features instead of a causal stream of their own; masks and blocks as before.
+    """The same layers, fed the verifier's features instead of a causal stream of their own; masks and blocks as before. A
+    trained drafter's may go on so, too.
 
     layers: the verifier's, by their outputs; None takes for each of the network's layers the one whose output went into it
     in the verifier. Each layer starts from the output nearest in depth to what it was made for, and the fusion is zero: with
     the layers by default the keys and values of the prefix are the verifier's own before the first step.
-    Raises InvalidConfig when no layer is left, or for one that is not there.
+    Raises InvalidConfig when no layer is left, for one that is not there, and for a drafter that does not tell what its
+    layers were.
     """
+    if not start.verifier_layers:
+        raise InvalidConfig(f"{start.origin} has no \"verifier_layers\" in its config.json: which features go where?")
     num_layers = read_config(start.folder)["num_hidden_layers"]
-    feeding = tuple(sorted({layer - 1 for layer in start.layers if layer})) or (num_layers // 2,)
+    feeding = tuple(sorted({layer - 1 for layer in start.verifier_layers if layer})) or (num_layers // 2,)
     chosen = feeding if layers is None else tuple(layers)
     check_layers(chosen, num_layers, start.folder.name)
     entering = [-1, *chosen]  # what could feed a layer: the embedding, or an output
     sources = tuple(
-        min(range(len(entering)), key=lambda at: (abs(entering[at] - (own - 1)), -at)) - 1 for own in start.layers
+        min(range(len(entering)), key=lambda at: (abs(entering[at] - (own - 1)), -at)) - 1 for own in start.verifier_layers
     )
     config = replace(start.config, feature_layers=chosen, feature_sources=sources)
     weights = {

@@ -21,7 +21,7 @@ from specdiff_dist.train.batches import Batches, BatchOptions
 from specdiff_dist.train.features import FeatureStore, make_features
 from specdiff_dist.train.network import DraftNetwork
 from specdiff_dist.train.run import NetworkOptions, RunOptions, make_drafter
-from specdiff_dist.train.start import from_verifier, with_features
+from specdiff_dist.train.start import from_drafter, from_verifier, with_features
 from specdiff_dist.train.trainer import TrainOptions
 from specdiff_dist.verifiers import load_verifier
 from tests.doubles import Direct, make_request
@@ -161,6 +161,31 @@ async def test_from_answers_to_a_drafter_that_reads_features(tmp_path, verifier)
             more.training, NetworkOptions(initial=made.folder, draft_vocab=30), more.batches, device="cpu"
         )
         make_drafter(tmp_path / "other", answers, "tiny", verifier, causal, command="specdiff x")
+
+
+def test_a_causal_drafter_goes_on_with_features(tmp_path, verifier):
+    """What its layers were in the verifier is handed on, from drafter to drafter."""
+    answers = saved(tmp_path / "data", counting_answers(60), 60)
+    batches = BatchOptions(answers_per_batch=4, blocks_per_answer=8, block_size=4)
+    length = TrainOptions(num_steps=1, warmup_steps=1, num_evaluations=1)
+
+    def make(name: str, **network: Any) -> Path:
+        options = RunOptions(length, NetworkOptions(draft_vocab=30, **network), batches, device="cpu")
+        return make_drafter(tmp_path / name, answers, "tiny", verifier, options, command="specdiff x").folder
+
+    first = make("first", layers=(0, 2, 3))
+    second = make("second", initial=first, layers=(0, 2))
+    assert json.loads((second / "config.json").read_text())["verifier_layers"] == [0, 3]
+    start = with_features(from_drafter(second, verifier, block_size=4), None)
+    assert start.config.feature_layers == (2,) and start.config.feature_sources == (-1, 0)
+    featured = json.loads((make("third", initial=second, architecture="features") / "config.json").read_text())
+    assert featured["feature_layers"] == [2] and featured["verifier_layers"] == [0, 3]
+
+    config = json.loads((second / "config.json").read_text())
+    del config["verifier_layers"]
+    (second / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidConfig, match="verifier_layers"):
+        with_features(from_drafter(second, verifier, block_size=4), None)
 
 
 def test_options_that_contradict_each_other_are_refused():
