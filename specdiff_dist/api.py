@@ -107,6 +107,7 @@ class Pair:
             tiers=TIERS,
             drafter=None if self.drafter is None else self.drafter.engine.info,
             greedy_draft=request.sampling.is_greedy,
+            is_seeded=options.get("seed") is not None,
         )
         return request, config, tier
 

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from specdiff_dist.config import EARLY_REVEALS, REVEAL_ORDERS, DecodeConfig, Effort
-from specdiff_dist.core.exactness import check_exact
+from specdiff_dist.core.exactness import check_exact, is_exact
 from specdiff_dist.core.rules import Cactus, Lenience, Linear, Lossless, Rule, TVBudget, Typical
 from specdiff_dist.core.speculation import (
     Additive,
@@ -45,6 +45,7 @@ from specdiff_dist.types import DrafterInfo
 
 Built = TypeVar("Built")
 
+SETTLED = Static(4)  # in place of a measured policy, see resolve_quality
 EXACT_TIER = "exact"  # the one tier whose name is a promise, whatever the table says
 RULES: dict[str, Callable[[float], Rule]] = {
     "lossless": lambda leniency: Lossless(),
@@ -96,6 +97,7 @@ def resolve_quality(
     tiers: Mapping[str, DecodeConfig],
     drafter: DrafterInfo | None,
     greedy_draft: bool = False,
+    is_seeded: bool = False,
 ) -> tuple[str, DecodeConfig]:
     """The tier and the configuration that a `quality` value means.
 
@@ -103,6 +105,8 @@ def resolve_quality(
         value: None means the default tier.
         drafter: facts to check the configuration against; None when not known.
         greedy_draft: drafts are greedy whatever the configuration says (temperature-0 requests).
+        is_seeded: the caller chose the seed, which then is to fix the text. A tier's measured policy decides by the clock, so
+            SETTLED takes its place where text is sampled; one that the request itself names stays.
 
     Raises InvalidRequest with the JSON path in `param`; InexactConfig when the exact tier cannot keep its promise.
     """
@@ -119,11 +123,27 @@ def resolve_quality(
         raise InvalidRequest("quality must be a tier name or an object", param="quality")
     tier = check_tier(name, tiers, param="quality.tier" if isinstance(value, Mapping) else "quality")
     config = apply_overrides(tiers[tier], overrides)
+    if overrides.get("speculation") is None:
+        config = _settled(
+            config, drafter, greedy_draft=greedy_draft, is_seeded=is_seeded, must_be_exact=tier == EXACT_TIER
+        )
     if drafter is not None and config != tiers[tier]:
         _check_drafter_can(config, drafter, states_length=_states_length(overrides.get("speculation")))
     if tier == EXACT_TIER:
         check_exact(config, drafter, greedy_draft=greedy_draft)
     return tier, config
+
+
+def _settled(
+    config: DecodeConfig, drafter: DrafterInfo | None, *, greedy_draft: bool, is_seeded: bool, must_be_exact: bool
+) -> DecodeConfig:
+    """Without a measured policy where it is not wanted, or where other overrides would make it inexact."""
+    if not isinstance(config.policy, MeasuredLibraSpec) or greedy_draft:
+        return config
+    settled = replace(config, policy=SETTLED)
+    if is_seeded or (must_be_exact and not is_exact(config, drafter) and is_exact(settled, drafter)):
+        return settled
+    return config
 
 
 def policy_fields(text: str, *, option: str) -> dict[str, Any]:

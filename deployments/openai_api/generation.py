@@ -67,7 +67,7 @@ async def prepare(
     sampling = _sampling(body, model.default_sampling)
     tier, config, ignored = requested_quality(
         body.quality, suffix=suffix, header=tier_header, model=model, drafter=info.drafter,
-        greedy_draft=sampling.is_greedy,
+        greedy_draft=sampling.is_greedy, is_seeded=body.seed is not None,
     )  # fmt: skip
     vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)  # the verifier's may be padded
     stop_token_ids = tuple(body.stop_token_ids or ())

@@ -25,6 +25,7 @@ def requested_quality(
     model: ServedModel,
     drafter: DrafterInfo | None,
     greedy_draft: bool,
+    is_seeded: bool,
 ) -> tuple[str, DecodeConfig, list[str]]:
     """The tier, its configuration with the body's overrides, and warnings.
 
@@ -49,6 +50,7 @@ def requested_quality(
     if body_quality is not None and not isinstance(body_quality, str | Mapping):
         raise InvalidRequest("quality must be a tier name or an object", param="quality")
     tier, config = resolve_quality(
-        body_quality, default_tier=outer_tier, tiers=model.tiers, drafter=drafter, greedy_draft=greedy_draft
-    )
+        body_quality, default_tier=outer_tier, tiers=model.tiers, drafter=drafter, greedy_draft=greedy_draft,
+        is_seeded=is_seeded,
+    )  # fmt: skip
     return tier, config, warnings

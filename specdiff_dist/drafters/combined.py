@@ -1,4 +1,5 @@
-"""Two drafters behind one: copying where the text repeats itself, diffusion elsewhere, chosen anew in every round."""
+"""Two drafters behind one: copying where the text repeats itself, diffusion elsewhere, nothing where neither would pay,
+chosen anew in every round."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from numpy.typing import NDArray
 
 from specdiff_dist.core.calibration import read_table
 from specdiff_dist.core.rows import IntArray, SparseRows
-from specdiff_dist.drafters.draft_choice import DIFFUSION_RATES, DRAFT_COST, DraftChoice, copied, find_match
+from specdiff_dist.drafters.draft_choice import (
+    DIFFUSION,
+    DIFFUSION_RATES,
+    DRAFT_COST,
+    NOTHING,
+    TOKEN_COST,
+    DraftChoice,
+    copied,
+    find_match,
+)
 from specdiff_dist.errors import InvalidRequest, PrefixMismatch
 from specdiff_dist.roles import DrafterEngine
 from specdiff_dist.session_prefix import SessionTable, check_anchor
@@ -43,15 +53,17 @@ class CombinedDrafter:
         max_sessions: int = 64,
         expected_acceptance: Sequence[float] = DIFFUSION_RATES,
         draft_cost: float = DRAFT_COST,
+        token_cost: float = TOKEN_COST,
     ) -> None:
         """`expected_acceptance`: of the inner drafter by position, given reached, until a session has its own;
-        `draft_cost`: of one of its blocks, over the verification that follows."""
+        `draft_cost`, `token_cost`: of one of its blocks and of a drafted token, over a verification of one token."""
         self._inner = inner
         info = inner.info
         self._info = replace(info, name=name or info.name + SUFFIX, calibration=())
         self._calibration = np.asarray(info.calibration, np.float64)
         self._sessions: SessionTable[DraftChoice] = SessionTable(
-            lambda: DraftChoice(expected_acceptance, draft_cost, info.feature_size), max_sessions=max_sessions
+            lambda: DraftChoice(expected_acceptance, draft_cost, token_cost, info.feature_size),
+            max_sessions=max_sessions,
         )
 
     @property
@@ -80,7 +92,9 @@ class CombinedDrafter:
         num_tokens = min(call.num_draft_tokens, self._info.max_draft_tokens - len(call.drafted_token_ids))
         if num_tokens < 1:
             return DraftBlock.empty(session.cached_len)
-        if not choice.is_copy(committed, num_tokens):
+        if (chosen := choice.of_round(committed, num_tokens)) == NOTHING:
+            return DraftBlock.empty(session.cached_len)
+        if chosen == DIFFUSION:
             block = self._inner_block(call, committed, choice)
             choice.drafted(committed, call.drafted_token_ids, block.token_ids)
             return replace(block, cached_len=session.cached_len, max_probs=self._calibrated(call, block))

@@ -18,9 +18,11 @@ LOOKUP_RATES = (0.23, 0.50, 0.55, 0.63, 0.66, 0.70, 0.76, 0.86)
 (21,689 tokens) of SmolLM2-135M-Instruct to training prompts."""
 DIFFUSION_RATES = (0.5, 0.4, 0.35, 0.3)
 """By draft position, the last for all further ones: acceptance given reached. To begin with."""
-DRAFT_COST = 0.15
-"""A diffusion draft over the verification that follows; looking up costs nothing. A number of the setting and not a time
-measured, so that a seed fixes the text."""
+DRAFT_COST, TOKEN_COST = 0.2, 0.05
+"""A diffusion draft, and each drafted token verified, over a verification of one token; looking up costs nothing. Numbers of
+the setting and not times measured, so that a seed fixes the text."""
+TRY_EVERY = 16  # rounds without any draft before the diffusion drafter is tried again
+COPY, DIFFUSION, NOTHING = "copy", "diffusion", "nothing"
 
 
 class Rates:
@@ -73,7 +75,7 @@ def copied(token_ids: IntArray, match: Match, num_tokens: int) -> IntArray:
 
 
 class DraftChoice:
-    """One session's choices and what it has learned.
+    """One session's choices and what it has learned: COPY, DIFFUSION, or NOTHING where neither is worth its cost.
 
     Lookups are judged at every committed token, whoever drafted it: what would have been copied is known for nothing.
     A copy that has been right so far is a match one token longer, so a rate by match length tells the whole block's.
@@ -84,15 +86,17 @@ class DraftChoice:
         self,
         diffusion_rates: Sequence[float] = DIFFUSION_RATES,
         draft_cost: float = DRAFT_COST,
+        token_cost: float = TOKEN_COST,
         feature_size: int = 0,
     ) -> None:
         self.diffusion_cached = 0  # committed tokens in the diffusion drafter's cache
         self.features = FeatureRows(feature_size)  # of the committed tokens but the anchor, if that drafter needs them
         self._lookup, self._diffusion = Rates(LOOKUP_RATES), Rates(diffusion_rates)
-        self._draft_cost = draft_cost
+        self._draft_cost, self._token_cost = draft_cost, token_cost
+        self._num_nothing = 0  # rounds in a row
         self._num_seen = 0  # committed tokens learned from, or of the prompt
         self._block: tuple[int, IntArray] | None = None  # the last diffusion block, and the position it begins at
-        self._chosen: tuple[int, bool] | None = None  # of the round with so many committed tokens: whether to copy
+        self._chosen: tuple[int, str] | None = None  # of the round with so many committed tokens
 
     def learn(self, committed: IntArray) -> None:
         """Looks at the tokens committed since the last call; the first call's are the prompt. Repeats teach nothing."""
@@ -109,11 +113,14 @@ class DraftChoice:
                 if token != came:
                     break
 
-    def is_copy(self, committed: IntArray, num_tokens: int) -> bool:
-        """Whether this round copies: decided once, before the round has drafted anything, from `committed` and what past
-        rounds taught."""
+    def of_round(self, committed: IntArray, num_tokens: int) -> str:
+        """What this round does: decided once, before it has drafted anything, from `committed` and what past rounds taught."""
         if self._chosen is None or self._chosen[0] != len(committed):
-            self._chosen = len(committed), self._pays(find_match(committed), num_tokens)
+            choice = self._choose(find_match(committed), num_tokens)
+            if choice == NOTHING and self._num_nothing == TRY_EVERY - 1:
+                choice = DIFFUSION
+            self._num_nothing = self._num_nothing + 1 if choice == NOTHING else 0
+            self._chosen = len(committed), choice
         return self._chosen[1]
 
     def lookup_rates(self, match: Match, num_tokens: int) -> FloatArray:
@@ -124,10 +131,13 @@ class DraftChoice:
         """Notes the diffusion drafter's block of this round, to be judged when its tokens are known."""
         self._block = len(committed), np.concatenate([drafted_before, token_ids])
 
-    def _pays(self, match: Match, num_tokens: int) -> bool:
-        """More expected tokens per cost by copying: each round also gives a token of the verifier's own."""
-        if not match.size:
-            return False
-        copies = 1.0 + np.cumprod(self.lookup_rates(match, num_tokens)).sum()
-        drafts = 1.0 + np.cumprod(self._diffusion.of(0, num_tokens)).sum()
-        return bool(copies * (1.0 + self._draft_cost) >= drafts)
+    def _choose(self, match: Match, num_tokens: int) -> str:
+        """The largest expected gain, a token accepted being worth a verification; verified is the length that is best."""
+        drafts = self._gain(self._diffusion.of(0, num_tokens)) - self._draft_cost
+        copies = self._gain(self.lookup_rates(match, num_tokens)) if match.size else 0.0
+        if max(drafts, copies) <= 0.0:
+            return NOTHING
+        return COPY if copies >= drafts else DIFFUSION
+
+    def _gain(self, rates: FloatArray) -> float:
+        return float(np.cumsum(np.cumprod(rates) - self._token_cost).max())

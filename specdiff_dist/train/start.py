@@ -52,7 +52,9 @@ def from_verifier(folder: Path, *, num_layers: int, layers: Sequence[int] | None
         )
     weights["mask_embedding"] = embedding.float().mean(dim=0)
     config = replace(config, num_hidden_layers=len(chosen), max_block_size=block_size)
-    return Start(config, weights, embedding, output, read_config(folder).get("model_type", "verifier"), chosen, chosen, folder)
+    return Start(
+        config, weights, embedding, output, read_config(folder).get("model_type", "verifier"), chosen, chosen, folder
+    )
 
 
 def from_drafter(folder: Path, verifier_folder: Path, *, layers: Sequence[int] | None = None, block_size: int) -> Start:
@@ -92,14 +94,15 @@ def with_features(start: Start, layers: Sequence[int] | None) -> Start:
     layers were.
     """
     if not start.verifier_layers:
-        raise InvalidConfig(f"{start.origin} has no \"verifier_layers\" in its config.json: which features go where?")
+        raise InvalidConfig(f'{start.origin} has no "verifier_layers" in its config.json: which features go where?')
     num_layers = read_config(start.folder)["num_hidden_layers"]
     feeding = tuple(sorted({layer - 1 for layer in start.verifier_layers if layer})) or (num_layers // 2,)
     chosen = feeding if layers is None else tuple(layers)
     check_layers(chosen, num_layers, start.folder.name)
     entering = [-1, *chosen]  # what could feed a layer: the embedding, or an output
     sources = tuple(
-        min(range(len(entering)), key=lambda at: (abs(entering[at] - (own - 1)), -at)) - 1 for own in start.verifier_layers
+        min(range(len(entering)), key=lambda at: (abs(entering[at] - (own - 1)), -at)) - 1
+        for own in start.verifier_layers
     )
     config = replace(start.config, feature_layers=chosen, feature_sources=sources)
     weights = {

@@ -147,3 +147,12 @@ def test_it_is_loaded_by_name(tmp_path):
         load_drafter("combined", verifier=verifier, device="cpu")
     with pytest.raises(InvalidConfig, match="unknown drafter 'nonsense'"):
         load_drafter("nonsense+prompt-lookup", verifier=verifier)
+
+
+def test_a_round_that_would_not_pay_drafts_nothing_and_asks_nobody():
+    inner = ScriptedDrafter(lambda prefix, n: NINES[:n], VOCAB)
+    drafter = CombinedDrafter(inner, expected_acceptance=(0.1,))
+    block = draft(drafter, [1, 2, 3])
+    assert (block.num_tokens, block.cached_len, inner.calls) == (0, 2, [])
+    copy = draft(drafter, REPEATING, cached=2, index=1)
+    assert copy.num_tokens == 4

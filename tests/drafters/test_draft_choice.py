@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from specdiff_dist.drafters.draft_choice import (
+    COPY,
+    DIFFUSION,
     LONGEST_MATCH,
     LOOKUP_RATES,
+    NOTHING,
     PRIOR_STRENGTH,
+    TRY_EVERY,
     DraftChoice,
     Match,
     Rates,
@@ -96,16 +100,30 @@ def test_drafted_blocks_are_judged_up_to_the_first_token_that_did_not_come():
 
 
 def test_a_copy_that_pays_is_chosen_and_stays_chosen_for_its_round():
-    choice = DraftChoice(diffusion_rates=(0.3,), draft_cost=0.1)
+    choice = DraftChoice(diffusion_rates=(0.4,), draft_cost=0.1)
     text = ids(*[1, 2, 3, 4, 5, 6, 7, 8, 9] * 2)
-    assert choice.is_copy(text, 4)
-    assert not choice.is_copy(ids(*range(9)), 4)  # nothing to copy
-    assert not DraftChoice(diffusion_rates=(0.95,), draft_cost=0.1).is_copy(ids(1, 2, 1), 4)  # a match of one token
-    assert DraftChoice(diffusion_rates=(0.95,), draft_cost=9.0).is_copy(ids(1, 2, 1), 4)  # dear drafts
+    assert choice.of_round(text, 4) == COPY
+    assert choice.of_round(ids(*range(9)), 4) == DIFFUSION  # nothing to copy
+    good = DraftChoice(diffusion_rates=(0.95,), draft_cost=0.1)
+    assert good.of_round(ids(1, 2, 1), 4) == DIFFUSION  # a match of one token
+    assert DraftChoice(diffusion_rates=(0.95,), draft_cost=9.0).of_round(ids(1, 2, 1), 4) == COPY  # dear drafts
 
-    choice = DraftChoice(diffusion_rates=(0.3,), draft_cost=0.1)
+    choice = DraftChoice(diffusion_rates=(0.4,), draft_cost=0.1)
     choice.learn(text)
-    assert choice.is_copy(text, 4)
+    assert choice.of_round(text, 4) == COPY
     choice._lookup = Rates((0.0,) * LONGEST_MATCH)
-    assert choice.is_copy(text, 4)  # asked again in the same round
-    assert not choice.is_copy(ids(*text, 1), 4)
+    assert choice.of_round(text, 4) == COPY  # asked again in the same round
+    assert choice.of_round(ids(*text, 1), 4) == DIFFUSION
+
+
+def test_nothing_is_drafted_where_neither_pays_but_tried_again_now_and_then():
+    choice = DraftChoice(diffusion_rates=(0.2,), draft_cost=0.2)
+    text = list(range(50))
+    found = [choice.of_round(ids(*text[:length]), 4) for length in range(1, 40)]
+    assert [index for index, one in enumerate(found) if one != NOTHING] == [TRY_EVERY - 1, 2 * TRY_EVERY - 1]
+    assert set(found) == {NOTHING, DIFFUSION}
+    assert choice.of_round(ids(*text[:39]), 4) == choice.of_round(ids(*text[:39]), 4)
+    dear = DraftChoice(
+        diffusion_rates=(0.9,), draft_cost=0.0, token_cost=0.95
+    )  # a machine where every row costs a token
+    assert dear.of_round(ids(1, 2, 1, 2), 4) == NOTHING

@@ -11,6 +11,7 @@ from specdiff_dist.config import DecodeConfig, Effort, Static
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.core.speculation import FailFast, Policy
 from specdiff_dist.drafters.combined import CombinedDrafter
+from specdiff_dist.drafters.draft_choice import COPY, DIFFUSION, NOTHING
 from specdiff_dist.types import DraftBlock, DraftCall
 from tests.doubles import TableDrafter, TableVerifier, make_request, random_table
 from tests.law.enumeration import Law, chunks, enumerate_paths, total_variation
@@ -25,15 +26,15 @@ class Watched(CombinedDrafter):
 
     def __init__(self, inner: TableDrafter, **options) -> None:
         super().__init__(inner, **options)
-        self.kinds: dict[tuple[int, ...], Counter[bool]] = {}
+        self.kinds: dict[tuple[int, ...], Counter[str]] = {}
         self._text: tuple[int, ...] = ()
 
     def draft(self, call: DraftCall) -> DraftBlock:
         block = super().draft(call)
         session = self._sessions.get(call.prefix.session_id)
         text = (*session.token_ids.tolist(), int(call.prefix.new_token_ids[-1]))
-        is_copy = session.cache.is_copy(np.array(text, np.int32), call.num_draft_tokens)
-        self.kinds.setdefault(text, Counter())[is_copy] += 1
+        chosen = session.cache.of_round(np.array(text, np.int32), call.num_draft_tokens)
+        self.kinds.setdefault(text, Counter())[chosen] += 1
         return block
 
 
@@ -64,21 +65,28 @@ def whole_law(
 
 
 @pytest.mark.parametrize(
-    ("policy", "effort"),
-    [(Static(2), Effort(1)), (Static(2), Effort(2)), (FailFast(0.0, 1, 2, "max_prob"), Effort(1))],
-    ids=["static", "two steps", "two calls a round"],
+    ("policy", "effort", "cost", "expected"),
+    [
+        (Static(2), Effort(1), 0.0, {COPY, DIFFUSION}),
+        (Static(2), Effort(2), 0.0, {COPY, DIFFUSION}),
+        (FailFast(0.0, 1, 2, "max_prob"), Effort(1), 0.0, {COPY, DIFFUSION}),
+        (Static(2), Effort(1), 0.02, {COPY, DIFFUSION, NOTHING}),
+    ],
+    ids=["static", "two steps", "two calls a round", "sometimes nothing"],
 )
 def test_choosing_before_anything_is_drafted_is_exact(
-    monkeypatch: pytest.MonkeyPatch, policy: Policy, effort: Effort
+    monkeypatch: pytest.MonkeyPatch, policy: Policy, effort: Effort, cost: float, expected: set[str]
 ) -> None:
-    drafter = Watched(TableDrafter(VOCAB, 4), expected_acceptance=(0.29,), draft_cost=0.0)
+    drafter = Watched(
+        TableDrafter(VOCAB, 4), expected_acceptance=(0.29,), draft_cost=cost, token_cost=0.25 if cost else 0.0
+    )
     got, target = whole_law(monkeypatch, drafter, DecodeConfig(policy=policy, effort=effort))
     assert sum(got.values()) == pytest.approx(1.0, abs=1e-12)
     assert total_variation(got, target) < 1e-12
     totals = sum(drafter.kinds.values(), Counter())
-    assert min(totals[True], totals[False]) > 100  # both kinds of rounds were walked …
+    assert set(totals) == expected and min(totals.values()) > 20  # all kinds of rounds were walked …
     # … and after one and the same text, depending on what was drafted and rejected on the way there
-    assert any(len(kinds) == 2 for kinds in drafter.kinds.values())
+    assert any(len(kinds) >= 2 for kinds in drafter.kinds.values())
 
 
 def test_choosing_by_the_sampled_block_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
