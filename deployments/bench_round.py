@@ -31,11 +31,12 @@ def rounds_through_serve(workload: Workload, pair: PairSettings) -> Iterator[tup
         router = serve.get_deployment_handle(Router.name, APP_NAME)
         for prompt in workload.prompts:
             request = make_request(folder, tokenizer, prompt, **workload.options)
-            yield _rounds(router, request, workload.tier)
+            yield _rounds(router, request, workload)
 
 
-def _rounds(router: DeploymentHandle, request: GenerateRequest, tier: str) -> tuple[RoundRecord, ...]:
-    items: Any = router.options(stream=True).generate.remote(pack_call(request, tier=tier, config=None))
+def _rounds(router: DeploymentHandle, request: GenerateRequest, workload: Workload) -> tuple[RoundRecord, ...]:
+    call = pack_call(request, tier=workload.tier, config=workload.config)
+    items: Any = router.options(stream=True).generate.remote(call)
     return tuple(record for item in items for record in unpack_item(item).rounds)
 
 

@@ -42,7 +42,7 @@ class AppSettings(BaseModel):
     # What is served
     model: str = "smollm2-135m"  # verifier: an embedded name, a local folder or a hub id
     served_model_name: str = ""  # what clients call it; default: `model`, or its last part for a folder
-    drafter: str = "diffusion"  # "diffusion", "prompt-lookup", "combined", a folder, or "none": plain decoding
+    drafter: str = "combined"  # "combined", "diffusion", "prompt-lookup", a folder, or "none": plain decoding
     dtype: str = "auto"  # of the verifier
     drafter_dtype: str = "auto"
     device: str = "auto"  # of both

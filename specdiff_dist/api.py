@@ -1,6 +1,6 @@
 """A drafter and a verifier in this process, behind one object.
 
-    with load_pair("smollm2-135m", drafter="diffusion") as pair:
+    with load_pair("smollm2-135m", drafter="combined") as pair:
         completion = pair.generate("Why is the sky blue?", tier="balanced", max_tokens=64)
         for chunk in pair.stream([{"role": "user", "content": "And at night?"}]):
             print(chunk.text, end="")
@@ -237,7 +237,7 @@ def collect(request: GenerateRequest, chunks: Sequence[TokenChunk]) -> Completio
 def load_pair(
     model: str = "smollm2-135m",
     *,
-    drafter: str | None = "diffusion",
+    drafter: str | None = "combined",
     dtype: str = "auto",
     drafter_dtype: str = "auto",
     device: str = "auto",
@@ -248,7 +248,7 @@ def load_pair(
 
     Args:
         model: a known name (`specdiff models`), a local folder or a hub id.
-        drafter: "diffusion", "prompt-lookup", "combined", a folder with weights, or None for plain decoding.
+        drafter: "combined" (copying where the text repeats, diffusion elsewhere), "diffusion", "prompt-lookup", a folder with weights, or None for plain decoding.
         dtype: "auto", "float32" or "bfloat16", of the verifier.
         drafter_dtype: also "int8", on a CPU; it changes what is drafted and how fast, never the law of the answer.
         device: "auto", "cpu", "cuda", "cuda:1" …

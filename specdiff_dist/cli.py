@@ -87,7 +87,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(show_default="random")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
     model: Model = "smollm2-135m",
-    drafter: DrafterName = "diffusion",
+    drafter: DrafterName = "combined",
     dtype: Dtype = "auto",
     threads: Threads = None,
     trace: Annotated[

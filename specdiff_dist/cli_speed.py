@@ -54,7 +54,7 @@ def bench_speed(
     seed: int = 0,
     through: Annotated[str, typer.Option(help="local: one process; serve: the deployments, over HTTP.")] = "local",
     drafter: Annotated[
-        list[str] | None, typer.Option(help="As for `generate`; may be given several times.", show_default="diffusion")
+        list[str] | None, typer.Option(help="As for `generate`; may be given several times.", show_default="combined")
     ] = None,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
@@ -71,7 +71,7 @@ def bench_speed(
     from specdiff_dist.bench.speed import measure, num_runs
     from specdiff_dist.quality import policy_fields
 
-    drafters = drafter or ["diffusion"]
+    drafters = drafter or ["combined"]
     _check(drafters, through, length, speculation, is_sweep=sweep, has_picture=picture is not None)
     policy = length if speculation is None else policy_fields(speculation, option="--speculation")
     overrides = quality_of(quality, num_denoising_steps, policy, leniency)

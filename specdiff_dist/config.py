@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from specdiff_dist.core.rules import Lenience, Linear, Lossless, Rule
-from specdiff_dist.core.speculation import ConfidenceThreshold, Off, Policy, Static
+from specdiff_dist.core.speculation import ConfidenceThreshold, MeasuredLibraSpec, Off, Policy, Static
 from specdiff_dist.errors import InvalidConfig
 
 REVEAL_ORDERS = ("left_to_right", "max_prob", "token_prob", "entropy")
@@ -66,8 +66,9 @@ DEFAULT_TIER = "exact"
 
 # The whole dial, for the embedded pair; measured points will replace it. Lenience, because its law is nowhere more than
 # 1/(1 - leniency) times the verifier's: nothing the verifier excludes is ever said, and at temperature 0 it is exact.
+# The exact tier drafts as much as pays on the machine it runs on, which may be nothing.
 TIERS: dict[str, DecodeConfig] = {
-    "exact": DecodeConfig(Lossless(), Effort(1), Static(4)),
+    "exact": DecodeConfig(Lossless(), Effort(1), MeasuredLibraSpec(block=8, max_length=8)),
     "high": DecodeConfig(Lenience(0.2), Effort(1), Static(4)),
     "balanced": DecodeConfig(Lenience(0.4), Effort(1), Static(4)),
     "fast": DecodeConfig(Lenience(0.6), Effort(1), ConfidenceThreshold(0.4, 6)),

@@ -248,6 +248,8 @@ def _policy(base: Policy, value: object, param: str) -> Policy:
     for key in known.keys() - built.keys():
         if hasattr(base, key):  # what is not given stays as the tier has it
             built[key] = getattr(base, key)
+        elif key == "length" and isinstance(base, MeasuredLibraSpec):
+            built[key] = SETTLED.length
         elif known[key].default is MISSING:
             raise InvalidRequest(f"policy {name!r} needs a {key}", param=f"{param}.{key}")
     try:

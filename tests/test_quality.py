@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specdiff_dist.config import TIERS, ConfidenceThreshold, DecodeConfig, Effort, Linear, Lossless, Off, Static
+from specdiff_dist.core.speculation import MeasuredLibraSpec
 from specdiff_dist.errors import InexactConfig, InvalidRequest
-from specdiff_dist.quality import apply_overrides, resolve_quality
+from specdiff_dist.quality import SETTLED, apply_overrides, resolve_quality
 from specdiff_dist.receipts import config_report
 from specdiff_dist.types import DrafterInfo
 
@@ -178,3 +181,21 @@ def test_a_drafter_that_misreports_its_proposals_is_refused_on_exact():
 @pytest.mark.parametrize("base", [EXACT, BASE, DecodeConfig(policy=Off())])
 def test_the_config_of_a_receipt_can_be_sent_back(config, base):
     assert apply_overrides(base, config_report(config)) == config
+
+
+def test_a_seed_that_is_to_fix_a_sampled_text_keeps_the_clock_out_of_it():
+    assert resolve(None) == ("exact", EXACT)
+    assert resolve(None, is_seeded=True) == ("exact", replace(EXACT, policy=SETTLED))
+    assert resolve(None, is_seeded=True, greedy_draft=True) == ("exact", EXACT)  # one text, however it is drafted
+    named = resolve({"speculation": "libraspec_measured"}, is_seeded=True)[1]
+    assert isinstance(named.policy, MeasuredLibraSpec)
+    assert resolve("fast", is_seeded=True) == ("fast", TIERS["fast"])
+
+
+def test_more_effort_in_the_exact_tier_settles_the_length():
+    assert resolve({"effort": 2})[1] == replace(EXACT, effort=Effort(2), policy=SETTLED)
+    assert resolve({"effort": 2}, greedy_draft=True)[1] == replace(EXACT, effort=Effort(2))
+    with pytest.raises(InexactConfig, match="trap 1"):
+        resolve({"effort": {"num_denoising_steps": 2, "reveal_order": "max_prob"}})
+    with pytest.raises(InexactConfig, match="trap 2"):
+        resolve({"effort": 2, "speculation": "libraspec_measured"})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from specdiff_dist.config import TIERS, DecodeConfig
+from specdiff_dist.core.speculation import MeasuredLibraSpec
+from specdiff_dist.quality import SETTLED, check_tier
 from specdiff_dist.types import RoundRecord
 
 if TYPE_CHECKING:
@@ -23,6 +26,12 @@ class Workload:
     seed: int = 0
 
     @property
+    def config(self) -> DecodeConfig:
+        """The tier's; a measured policy, which may draft nothing, gives way to a fixed length. Raises InvalidRequest."""
+        config = TIERS[check_tier(self.tier, TIERS, param="tier")]
+        return replace(config, policy=SETTLED) if isinstance(config.policy, MeasuredLibraSpec) else config
+
+    @property
     def options(self) -> GenerateOptions:
         """As `Pair.generate` takes them."""
         options: GenerateOptions = {
@@ -31,6 +40,8 @@ class Workload:
             "seed": self.seed,
             "ignore_eos": True,
         }
+        if isinstance(TIERS[self.tier].policy, MeasuredLibraSpec):
+            options["quality"] = {"speculation": SETTLED.length}
         return options if self.temperature is None else {**options, "temperature": self.temperature}
 
 
