@@ -28,6 +28,7 @@ from specdiff_dist.session_prefix import SessionTable, check_anchor
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, PrefixStatement, prefix_crc
 
 SUFFIX = "+prompt-lookup"
+MAX_COPIED = 16  # tokens of a round that copies, where the inner drafter's blocks are shorter
 
 
 class CombinedDrafter:
@@ -59,7 +60,11 @@ class CombinedDrafter:
         `draft_cost`, `token_cost`: of one of its blocks and of a drafted token, over a verification of one token."""
         self._inner = inner
         info = inner.info
-        self._info = replace(info, name=name or info.name + SUFFIX, calibration=())
+        self._num_inner = info.max_draft_tokens
+        self._info = replace(
+            info, name=name or info.name + SUFFIX, calibration=(),
+            max_draft_tokens=max(info.max_draft_tokens, MAX_COPIED),
+        )  # fmt: skip
         self._calibration = np.asarray(info.calibration, np.float64)
         self._sessions: SessionTable[DraftChoice] = SessionTable(
             lambda: DraftChoice(expected_acceptance, draft_cost, token_cost, info.feature_size),
@@ -89,13 +94,15 @@ class CombinedDrafter:
             choice.features.extend(call.features)
         session.extend(call.prefix.new_token_ids[:-1])  # the anchor comes again in the next call
         choice.learn(committed)
-        num_tokens = min(call.num_draft_tokens, self._info.max_draft_tokens - len(call.drafted_token_ids))
-        if num_tokens < 1:
-            return DraftBlock.empty(session.cached_len)
-        if (chosen := choice.of_round(committed, num_tokens)) == NOTHING:
+        num_before = len(call.drafted_token_ids)
+        num_tokens = min(call.num_draft_tokens, self._info.max_draft_tokens - num_before)
+        chosen = NOTHING if num_tokens < 1 else choice.of_round(committed, num_tokens)
+        if chosen == DIFFUSION:
+            num_tokens = min(num_tokens, self._num_inner - num_before)
+        if chosen == NOTHING or num_tokens < 1:
             return DraftBlock.empty(session.cached_len)
         if chosen == DIFFUSION:
-            block = self._inner_block(call, committed, choice)
+            block = self._inner_block(replace(call, num_draft_tokens=num_tokens), committed, choice)
             choice.drafted(committed, call.drafted_token_ids, block.token_ids)
             return replace(block, cached_len=session.cached_len, max_probs=self._calibrated(call, block))
         text = np.concatenate([committed, call.drafted_token_ids])

@@ -8,7 +8,7 @@ import pytest
 from specdiff_dist.config import Effort
 from specdiff_dist.core.calibration import NUM_BINS, read_table
 from specdiff_dist.drafters import load_drafter
-from specdiff_dist.drafters.combined import CombinedDrafter
+from specdiff_dist.drafters.combined import MAX_COPIED, CombinedDrafter
 from specdiff_dist.drafters.draft_choice import LOOKUP_RATES
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch, StaleRound
 from specdiff_dist.types import DraftBlock, DraftCall, PrefixStatement, SamplingParams, prefix_crc
@@ -26,14 +26,23 @@ def make(**options) -> tuple[CombinedDrafter, ScriptedDrafter]:
 
 
 def draft(
-    drafter: CombinedDrafter, tokens: list[int], *, cached: int = 0, index: int = 0, wanted: int = 4, before=()
+    drafter: CombinedDrafter,
+    tokens: list[int],
+    *,
+    cached: int = 0,
+    index: int = 0,
+    wanted: int = 4,
+    before=(),
+    session: str = "s",
 ) -> DraftBlock:
-    return drafter.draft(call_of(tokens, cached=cached, index=index, wanted=wanted, before=before))
+    return drafter.draft(call_of(tokens, cached=cached, index=index, wanted=wanted, before=before, session=session))
 
 
-def call_of(tokens: list[int], *, cached: int = 0, index: int = 0, wanted: int = 4, before=()) -> DraftCall:
+def call_of(
+    tokens: list[int], *, cached: int = 0, index: int = 0, wanted: int = 4, before=(), session: str = "s"
+) -> DraftCall:
     committed = np.array(tokens, np.int32)
-    prefix = PrefixStatement("s", index, cached, prefix_crc(committed[:cached]), committed[cached:])
+    prefix = PrefixStatement(session, index, cached, prefix_crc(committed[:cached]), committed[cached:])
     return DraftCall(prefix, wanted, Effort(), SamplingParams(1.0), 64, 0, np.array(before, np.int32))
 
 
@@ -131,10 +140,17 @@ def test_the_prefix_protocol_is_kept():
     assert (drafter.num_sessions, inner.num_sessions) == (0, 0)
 
 
-def test_a_block_ends_where_the_drafters_does():
-    drafter, _ = make(max_draft_tokens=5)
-    assert draft(drafter, REPEATING, wanted=9).num_tokens == 5
-    assert draft(drafter, REPEATING, wanted=4, before=[1] * 5).num_tokens == 0
+def test_a_drafted_block_ends_where_the_drafters_does_and_a_copy_may_be_longer():
+    drafter, inner = make(max_draft_tokens=5)
+    assert drafter.info.max_draft_tokens == MAX_COPIED
+    assert draft(drafter, REPEATING, wanted=20).num_tokens == MAX_COPIED
+    assert draft(drafter, REPEATING, wanted=4, before=[1] * MAX_COPIED).num_tokens == 0
+    fresh = [1, 2, 3]
+    assert draft(drafter, fresh, wanted=9, session="t").num_tokens == 5
+    assert draft(drafter, fresh, wanted=4, before=[99] * 3, session="t").num_tokens == 2
+    assert draft(drafter, fresh, wanted=4, before=[99] * 5, session="t").num_tokens == 0
+    assert [call.num_draft_tokens for call in inner.calls] == [5, 2]
+    assert make(max_draft_tokens=20)[0].info.max_draft_tokens == 20
 
 
 def test_it_is_loaded_by_name(tmp_path):
