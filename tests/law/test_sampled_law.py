@@ -62,10 +62,12 @@ def p_value(law: dict[tuple[int, ...], float], seen: Counter[tuple[int, ...]]) -
 
 class SharedPrompt:
     """An engine that serves every run from one session, so that the prompt is run once: it restates what a fresh session
-    states (the whole prompt is new) as what is cached already, which is all that "the request states the prefix" needs."""
+    states (the whole prompt is new) as what is cached already, which is all that "the request states the prefix" needs.
+    Features of the prompt that a later run asks the verifier for are the first run's; a drafter has them already."""
 
     def __init__(self, engine: Any, prompt: list[int]) -> None:
         self._engine, self._prompt, self._num_calls = engine, np.array(prompt, np.int32), 0
+        self._features: Any = None  # of the prompt's tokens but the last
         self.info = engine.info
 
     def _restated(self, call: Any) -> Any:
@@ -79,10 +81,23 @@ class SharedPrompt:
         return replace(call, prefix=replace(prefix, session_id="shared", round_index=self._num_calls))
 
     def draft(self, call: Any) -> Any:
-        return self._engine.draft(self._restated(call))
+        restated = self._restated(call)
+        if call.features is not None:
+            restated = replace(restated, features=call.features[restated.prefix.prefix_len - call.prefix.prefix_len :])
+        return self._engine.draft(restated)
 
     def verify(self, call: Any) -> Any:
-        return self._engine.verify(self._restated(call))
+        restated, num_known = self._restated(call), len(self._prompt) - 1
+        if not call.feature_layers:
+            return self._engine.verify(restated)
+        if self._features is None:
+            reply = self._engine.verify(restated)
+            self._features = reply.features[:num_known].copy()
+            return reply
+        start = max(call.feature_start, restated.prefix.prefix_len)
+        reply = self._engine.verify(replace(restated, feature_start=start))
+        known = self._features[call.feature_start : start]
+        return replace(reply, features=np.concatenate([known, reply.features]))
 
     def release(self, session_id: str) -> None:
         pass
