@@ -56,6 +56,10 @@ def bench_speed(
     drafter: Annotated[
         list[str] | None, typer.Option(help="As for `generate`; may be given several times.", show_default="combined")
     ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="generate, plain, prompt_lookup; may be given several times.", show_default="all"),
+    ] = None,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
     threads: Threads = None,
@@ -68,11 +72,11 @@ def bench_speed(
     """Speed against transformers' generate, its prompt lookup, and our own plain decoding, in turns on every prompt."""
     from specdiff_dist.bench.contenders import loaded_pairs
     from specdiff_dist.bench.prompt_sets import read_sets
-    from specdiff_dist.bench.speed import measure, num_runs
+    from specdiff_dist.bench.speed import BASELINES, measure, num_runs
     from specdiff_dist.quality import policy_fields
 
     drafters = drafter or ["combined"]
-    _check(drafters, through, length, speculation, is_sweep=sweep, has_picture=picture is not None)
+    _check(drafters, through, length, speculation, baseline, is_sweep=sweep, has_picture=picture is not None)
     policy = length if speculation is None else policy_fields(speculation, option="--speculation")
     overrides = quality_of(quality, num_denoising_steps, policy, leniency)
     options = given(
@@ -88,6 +92,9 @@ def bench_speed(
             contenders, prepared = _contenders(
                 opened, pairs, drafters, prompt_sets[0].prompts[0], options, through, model, dtype, is_sweep=sweep
             )
+            for name in BASELINES if baseline else ():
+                if name not in (baseline or ()):
+                    del contenders[name]
         with Progress(console=stderr, transient=True) as bar:
             at = bar.add_task("measuring", total=num_runs(tasks, len(contenders)))
             found = measure(tasks, contenders, max_tokens, progress=lambda: bar.advance(at))
@@ -111,11 +118,19 @@ def _check(
     through: str,
     length: int | None,
     speculation: str | None,
+    baseline: Sequence[str] | None,
     *,
     is_sweep: bool,
     has_picture: bool,
 ) -> None:
     """What can be refused before anything is loaded."""
+    from specdiff_dist.bench.speed import BASELINES
+
+    for name in baseline or ():
+        if name not in BASELINES:
+            raise InvalidConfig(f"--baseline must be {', '.join(BASELINES)}, not {name!r}")
+    if baseline and is_sweep:
+        raise InvalidConfig("--sweep has its own baselines; leave --baseline out")
     if through not in ("local", "serve"):
         raise InvalidConfig(f"--through must be local or serve, not {through!r}")
     if len(set(drafters)) < len(drafters):

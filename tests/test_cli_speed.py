@@ -114,6 +114,8 @@ def test_a_prompt_that_does_not_fit_is_an_error(specdiff, tiny):
         (("--through", "pigeon"), "--through must be local or serve, not 'pigeon'"),
         (("--drafter", "a", "--drafter", "a"), "a drafter is given twice"),
         (("--drafter", "a", "--drafter", "b", "--through", "serve"), "give one --drafter"),
+        (("--baseline", "best"), "--baseline must be generate, plain, prompt_lookup, not 'best'"),
+        (("--sweep", "--baseline", "plain"), "--sweep has its own baselines"),
         (("--length", "3", "--speculation", "off"), "length and speculation are given both"),
         (("--speculation", "static:{"), "give it as name or name:{JSON object}"),
         (("--speculation", "static:3"), "must be a JSON object"),

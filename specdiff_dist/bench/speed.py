@@ -105,7 +105,7 @@ def tokens_per_s(answers: Sequence[Answer]) -> float:
 
 def decode_tokens_per_s(answers: Sequence[Answer]) -> float | None:
     """After the first tokens, so without prefill; None where these times are not told."""
-    if any(answer.first_s is None for answer in answers):
+    if not answers or any(answer.first_s is None for answer in answers):
         return None
     count = sum(len(answer.token_ids) - answer.num_first for answer in answers)
     seconds = sum(answer.seconds - (answer.first_s or 0.0) for answer in answers)
@@ -151,18 +151,22 @@ def rounds_report(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def drafter_report(answers: Answers, ours: str, *, is_greedy: bool) -> dict[str, Any]:
-    """The JSON of contender `ours` on one set, against the baselines among `answers`."""
+    """The JSON of contender `ours` on one set, against the baselines among `answers`; null for one that took no part."""
     mine = answers[ours]
-    report: dict[str, Any] = {f"speedup_vs_{name}": speedup(mine, answers[name]) for name in BASELINES}
-    report |= {f"median_speedup_vs_{name}": median_speedup(mine, answers[name]) for name in BASELINES}
-    decoding = decode_tokens_per_s(mine), decode_tokens_per_s(answers[GENERATE])
+    report: dict[str, Any] = {}
+    for name in BASELINES:
+        report[f"speedup_vs_{name}"] = speedup(mine, answers[name]) if name in answers else None
+        report[f"median_speedup_vs_{name}"] = median_speedup(mine, answers[name]) if name in answers else None
+    decoding = decode_tokens_per_s(mine), decode_tokens_per_s(answers.get(GENERATE, ()))
     report["decode_speedup_vs_generate"] = decoding[0] / decoding[1] if decoding[0] and decoding[1] else None
     report |= {"tokens_per_s": tokens_per_s(mine), "decode_tokens_per_s": decode_tokens_per_s(mine)}
     return {**report, **rounds_report(mine), "greedy_equal": share_equal(answers, ours) if is_greedy else None}
 
 
-def share_equal(answers: Answers, ours: str) -> float:
-    """Share of prompts whose token ids equal those of transformers' `generate`."""
+def share_equal(answers: Answers, ours: str) -> float | None:
+    """Share of prompts whose token ids equal those of transformers' `generate`; None without it."""
+    if GENERATE not in answers:
+        return None
     pairs = zip(answers[ours], answers[GENERATE], strict=True)
     return sum(a.token_ids == b.token_ids for a, b in pairs) / len(answers[ours])
 
@@ -170,13 +174,13 @@ def share_equal(answers: Answers, ours: str) -> float:
 def set_report(answers: Answers, drafters: Mapping[str, str], *, is_greedy: bool) -> dict[str, Any]:
     """The JSON of one set. `drafters`: name -> contender; the first one's numbers stand at the top, too."""
     reports = {name: drafter_report(answers, ours, is_greedy=is_greedy) for name, ours in drafters.items()}
-    baselines = {name: baseline_report(answers[name]) for name in BASELINES}
+    baselines = {name: baseline_report(answers[name]) for name in BASELINES if name in answers}
     if is_greedy:
-        for name in (PLAIN, PROMPT_LOOKUP):
+        for name in baselines.keys() - {GENERATE}:
             baselines[name]["greedy_equal"] = share_equal(answers, name)
     return {
         **next(iter(reports.values())),
-        "num_prompts": len(answers[GENERATE]),
+        "num_prompts": len(next(iter(answers.values()))),
         "baselines": baselines,
         "drafters": reports,
     }

@@ -99,6 +99,20 @@ def test_the_reports_numbers_by_hand():
     assert report["drafters"]["b"]["acceptance_histogram"] == [0, 0, 0, 3]
 
 
+def test_a_baseline_that_took_no_part_is_null():
+    some = {name: one for name, one in CONTENDERS.items() if name not in ("generate", "prompt_lookup")}
+    report = set_report(measure({"one": TASKS}, some, 4)["one"], {"a": "drafter a"}, is_greedy=True)
+    assert report["speedup_vs_plain"] == pytest.approx(1)
+    for name in (
+        "speedup_vs_generate",
+        "median_speedup_vs_prompt_lookup",
+        "decode_speedup_vs_generate",
+        "greedy_equal",
+    ):
+        assert report[name] is None
+    assert set(report["baselines"]) == {"plain"} and report["num_prompts"] == 3
+
+
 def test_at_a_temperature_nothing_is_said_about_equality():
     answers = measure({"one": TASKS}, CONTENDERS, 4)["one"]
     report = set_report(answers, {"a": "drafter a"}, is_greedy=False)
