@@ -68,7 +68,7 @@ DEFAULT_TIER = "exact"
 # 1/(1 - leniency) times the verifier's: nothing the verifier excludes is ever said, and at temperature 0 it is exact.
 # The exact tier drafts as much as pays on the machine it runs on, which may be nothing.
 TIERS: dict[str, DecodeConfig] = {
-    "exact": DecodeConfig(Lossless(), Effort(1), MeasuredLibraSpec(block=8, max_length=8)),
+    "exact": DecodeConfig(Lossless(), Effort(1), MeasuredLibraSpec(block=8, max_length=16)),
     "high": DecodeConfig(Lenience(0.2), Effort(1), Static(4)),
     "balanced": DecodeConfig(Lenience(0.4), Effort(1), Static(4)),
     "fast": DecodeConfig(Lenience(0.6), Effort(1), ConfidenceThreshold(0.4, 6)),
