@@ -10,6 +10,7 @@ from specdiff_dist.errors import InvalidConfig
 CalibrationTable = tuple[tuple[float, ...], ...]
 NUM_BINS = 16
 MAX_POSITIONS = 64
+MEAN_STRENGTH = 16.0
 PRIOR_STRENGTH = 4.0  # pseudo-rounds that trust the confidence itself
 DECAY = 0.998  # per observed round: old traffic is forgotten over about 500 rounds
 
@@ -42,9 +43,12 @@ class AcceptanceCalibration:
         return own / (self._tried[positions, bins] + PRIOR_STRENGTH)
 
     def mean(self, num_positions: int) -> FloatArray:
-        """Acceptance by position, whatever the confidence: for tokens that are not drafted yet. [num_positions]."""
+        """Acceptance by position, whatever the confidence: for tokens that are not drafted yet. [num_positions].
+
+        Drafting stops where this says that it does not pay, so a few unlucky rounds must not say so: the prior of a half is
+        worth MEAN_STRENGTH tokens."""
         tried, accepted = self._tried.sum(1), self._accepted.sum(1)
-        overall = (accepted.sum() + PRIOR_STRENGTH * 0.5) / (tried.sum() + PRIOR_STRENGTH)
+        overall = (accepted.sum() + MEAN_STRENGTH * 0.5) / (tried.sum() + MEAN_STRENGTH)
         per_position = (accepted + PRIOR_STRENGTH * overall) / (tried + PRIOR_STRENGTH)
         return per_position[np.minimum(np.arange(num_positions), MAX_POSITIONS - 1)]
 

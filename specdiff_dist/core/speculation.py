@@ -22,7 +22,7 @@ from specdiff_dist.errors import InvalidConfig
 
 STATISTICS = ("max_prob", "sum_squares", "token_prob")
 MAX_LENGTH = 256
-PROBE_EVERY = 32  # rounds decoded plainly between two looks at whether drafting pays again
+PROBE_EVERY = 16  # rounds decoded plainly, in whatever sessions, between two looks at whether drafting pays again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,17 +43,24 @@ class DraftStatistics:
 
 
 @dataclass(slots=True)
+class PlainRounds:
+    """How many rounds in a row were decoded plainly. Counted over sessions: short answers alone would never look again."""
+
+    count: int = 0
+
+
+@dataclass(slots=True)
 class Knowledge:
-    """What policies learn from rounds. `calibration` and `costs` are shared by all sessions of one drafter-verifier pair."""
+    """What policies learn from rounds. All but `additive_length` is shared by the sessions of one drafter-verifier pair."""
 
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     costs: MeasuredCosts = field(default_factory=MeasuredCosts.unknown)
+    plain_rounds: PlainRounds = field(default_factory=PlainRounds)
     additive_length: int | None = None  # this session's, of the additive policy
-    plain_rounds: int = 0  # in a row, this session's
 
     def for_session(self) -> Knowledge:
         """What a new session starts with: the shared part."""
-        return Knowledge(self.calibration, self.costs)
+        return Knowledge(self.calibration, self.costs, self.plain_rounds)
 
 
 Plan = Generator[int, DraftStatistics, int]
@@ -172,7 +179,7 @@ def learn(
         grown = length + 2 if num_accepted == num_verified else length - 1
         knowledge.additive_length = min(max(grown, 1), policy.max_length)
     if isinstance(policy, MeasuredLibraSpec):
-        knowledge.plain_rounds = 0 if num_verified else knowledge.plain_rounds + 1
+        knowledge.plain_rounds.count = 0 if num_verified else knowledge.plain_rounds.count + 1
         if num_verified:
             knowledge.calibration.observe(statistics.of(policy.statistic), num_verified, num_accepted)
 
@@ -239,7 +246,7 @@ def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
         return _num_blocks(length, block) * costs.draft(block) + costs.verify(length)
 
     expected = calibration.mean(policy.max_length)
-    if best_length(expected, cost) == 0 and knowledge.plain_rounds % PROBE_EVERY != PROBE_EVERY - 1:
+    if best_length(expected, cost) == 0 and knowledge.plain_rounds.count % PROBE_EVERY != PROBE_EVERY - 1:
         return 0
     drafted = floor = 0
     while True:

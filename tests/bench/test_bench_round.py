@@ -13,7 +13,7 @@ import pytest
 def test_bench_round_through_serve():
     command = [sys.executable, "-m", "specdiff_dist.cli", "bench", "round"]
     done = subprocess.run(
-        [*command, "--num-requests", "1", "--max-tokens", "12", "--tier", "exact", "--json"],
+        [*command, "--num-requests", "1", "--max-tokens", "40", "--tier", "exact", "--json"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -22,7 +22,7 @@ def test_bench_round_through_serve():
     assert done.returncode == 0, done.stderr
     split = json.loads(done.stdout.splitlines()[-1])
     assert split["through"] == "serve"
-    assert 1 <= split["num_rounds"] <= 12
+    assert 1 <= split["num_rounds"] <= 40
     for name in ("draft_ms", "verify_ms", "router_ms", "wire_ms", "non_model_ms"):
         assert split[name] > 0, name
     assert split["round_ms"] > split["verify_ms"]

@@ -24,6 +24,7 @@ BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Why is the sky blue?"}],
     "temperature": 0,
     "max_tokens": 48,
+    "quality": {"tier": "exact", "speculation": 4},  # not as much as pays on this machine, which may be nothing
 }
 
 
