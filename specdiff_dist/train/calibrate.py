@@ -45,13 +45,12 @@ _CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
 def fit(outcomes: Outcomes) -> Calibration:
     """Fits on all answers; the errors are of tables fitted on every second answer, each measured on the other half. Only
     reached positions count, as in decoding."""
-    calibrated = np.zeros(outcomes.confidence.shape)
+    calibrated: _Floats = outcomes.confidence.astype(np.float64)
     for half in (0, 1):
         is_own = outcomes.answer % 2 == half
         table = _fit_table(_of(outcomes, is_own))
-        calibrated[~is_own] = np.array([read_table(row, table) for row in outcomes.confidence[~is_own]]).reshape(
-            -1, calibrated.shape[1]
-        )
+        for row in np.flatnonzero(~is_own):
+            calibrated[row] = read_table(calibrated[row], table)
     reached, match = outcomes.is_reached, outcomes.is_match
     return Calibration(
         _fit_table(outcomes),

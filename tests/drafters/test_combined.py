@@ -74,7 +74,9 @@ def test_the_inner_drafters_calibration_is_applied():
     assert drafter.info.calibration == ()
     own = inner.draft(call_of([1, 2, 3]))
     block = draft(drafter, [1, 2, 3])
-    np.testing.assert_allclose(block.max_probs, read_table(own.max_probs, np.array(table)), rtol=1e-6)
+    np.testing.assert_allclose(
+        block.max_probs, read_table(own.max_probs.astype(np.float64), np.array(table)), rtol=1e-6
+    )
     assert block.confidences.tolist() == own.confidences.tolist()
     assert block.max_probs[1:].tolist() == [0.125] * 3 and block.max_probs.dtype == np.float32
     more = draft(drafter, [1, 2, 3], before=(7,))  # a later call's first token is the block's second
