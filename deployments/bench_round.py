@@ -14,7 +14,9 @@ from deployments.router import Router
 from deployments.settings import NO_DRAFTER, AppSettings
 from specdiff_dist.api import make_request
 from specdiff_dist.bench import PairSettings, Workload
+from specdiff_dist.config import DEFAULT_TIER, TIERS
 from specdiff_dist.models import resolve
+from specdiff_dist.quality import resolve_quality
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.types import GenerateRequest, RoundRecord
 
@@ -35,8 +37,8 @@ def rounds_through_serve(workload: Workload, pair: PairSettings) -> Iterator[tup
 
 
 def _rounds(router: DeploymentHandle, request: GenerateRequest, workload: Workload) -> tuple[RoundRecord, ...]:
-    call = pack_call(request, tier=workload.tier, config=workload.config)
-    items: Any = router.options(stream=True).generate.remote(call)
+    tier, config = resolve_quality(workload.quality, default_tier=DEFAULT_TIER, tiers=TIERS, drafter=None)
+    items: Any = router.options(stream=True).generate.remote(pack_call(request, tier=tier, config=config))
     return tuple(record for item in items for record in unpack_item(item).rounds)
 
 

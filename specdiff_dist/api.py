@@ -31,7 +31,7 @@ from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.simulate.trace import RoundTrace
 from specdiff_dist.text.tokenizer import Tokenizer
 from specdiff_dist.transport.local import LocalDrafter, LocalVerifier
-from specdiff_dist.types import GenerateRequest, Receipt, RoundRecord, SamplingParams, TokenChunk
+from specdiff_dist.types import DrafterInfo, GenerateRequest, Receipt, RoundRecord, SamplingParams, TokenChunk
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
@@ -105,7 +105,7 @@ class Pair:
             _quality(options.get("tier"), options.get("quality")),
             default_tier=DEFAULT_TIER,
             tiers=TIERS,
-            drafter=None if self.drafter is None else self.drafter.engine.info,
+            drafter=self._drafter_info,
             greedy_draft=request.sampling.is_greedy,
             is_seeded=options.get("seed") is not None,
         )
@@ -138,6 +138,10 @@ class Pair:
     ) -> None:
         self.close()
 
+    @property
+    def _drafter_info(self) -> DrafterInfo | None:
+        return None if self.drafter is None else self.drafter.engine.info
+
     def _decode(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> AsyncGenerator[TokenChunk, None]:
         detokenizer = self.tokenizer.detokenizer(request.prompt_token_ids)
         recorder = None
@@ -152,9 +156,7 @@ class Pair:
             self.verifier,
             tier=tier,
             detokenizer=detokenizer,
-            knowledge=self._knowledge.for_session(
-                config, None if self.drafter is None else self.drafter.engine.info, is_greedy=request.sampling.is_greedy
-            ),
+            knowledge=self._knowledge.for_session(config, self._drafter_info, is_greedy=request.sampling.is_greedy),
             recorder=recorder,
         )
 
@@ -248,7 +250,8 @@ def load_pair(
 
     Args:
         model: a known name (`specdiff models`), a local folder or a hub id.
-        drafter: "combined" (copying where the text repeats, diffusion elsewhere), "diffusion", "prompt-lookup", a folder with weights, or None for plain decoding.
+        drafter: "combined" (copying where the text repeats, diffusion elsewhere), "diffusion", "prompt-lookup", a folder with
+            weights, or None for plain decoding.
         dtype: "auto", "float32" or "bfloat16", of the verifier.
         drafter_dtype: also "int8", on a CPU; it changes what is drafted and how fast, never the law of the answer.
         device: "auto", "cpu", "cuda", "cuda:1" …

@@ -72,7 +72,7 @@ def bench_speed(
     """Speed against transformers' generate, its prompt lookup, and our own plain decoding, in turns on every prompt."""
     from specdiff_dist.bench.contenders import loaded_pairs
     from specdiff_dist.bench.prompt_sets import read_sets
-    from specdiff_dist.bench.speed import BASELINES, measure, num_runs
+    from specdiff_dist.bench.speed import measure, num_runs
     from specdiff_dist.quality import policy_fields
 
     drafters = drafter or ["combined"]
@@ -90,11 +90,9 @@ def bench_speed(
             )  # fmt: skip
             tasks = {one.name: _tasks(one, pairs[0], seed) for one in prompt_sets}
             contenders, prepared = _contenders(
-                opened, pairs, drafters, prompt_sets[0].prompts[0], options, through, model, dtype, is_sweep=sweep
-            )
-            for name in BASELINES if baseline else ():
-                if name not in (baseline or ()):
-                    del contenders[name]
+                opened, pairs, drafters, prompt_sets[0].prompts[0], options, through, model, dtype, baseline,
+                is_sweep=sweep,
+            )  # fmt: skip
         with Progress(console=stderr, transient=True) as bar:
             at = bar.add_task("measuring", total=num_runs(tasks, len(contenders)))
             found = measure(tasks, contenders, max_tokens, progress=lambda: bar.advance(at))
@@ -167,13 +165,14 @@ def _contenders(
     through: str,
     model: str,
     dtype: str,
+    baseline: Sequence[str] | None,
     *,
     is_sweep: bool,
 ) -> tuple[dict[str, Contender], Prepared]:
-    """Everybody who takes part, and what ours are asked for. `pairs[0]` is the plain one."""
+    """Everybody who takes part, and what ours are asked for. `pairs[0]` is the plain one; `baseline` None: all that apply."""
     from specdiff_dist.bench import baselines
     from specdiff_dist.bench.contenders import LocalContender
-    from specdiff_dist.bench.speed import GENERATE, PLAIN, PROMPT_LOOKUP
+    from specdiff_dist.bench.speed import BASELINES, GENERATE, PLAIN, PROMPT_LOOKUP
     from specdiff_dist.bench.sweep import CELLS, cell_name, cell_quality
 
     plain, *drafting = pairs
@@ -196,13 +195,16 @@ def _contenders(
             contender_name(name): LocalContender(pair, options) for name, pair in zip(drafters, drafting, strict=True)
         }
     request, _, tier = prepared
-    transformers = baselines.TransformersModel(plain.folder.path, dtype=plain.verifier.engine.info.dtype)
-    others: dict[str, Contender] = {
-        GENERATE: transformers.contender(request.sampling, request.max_tokens, prompt_lookup=False),
-        PLAIN: LocalContender(plain, _plainly(options)),
-    }
-    if not is_sweep:
-        others[PROMPT_LOOKUP] = transformers.contender(request.sampling, request.max_tokens, prompt_lookup=True)
+    wanted = baseline or ((GENERATE, PLAIN) if is_sweep else BASELINES)
+    others: dict[str, Contender] = {}
+    if PLAIN in wanted:
+        others[PLAIN] = LocalContender(plain, _plainly(options))
+    if theirs := [name for name in (GENERATE, PROMPT_LOOKUP) if name in wanted]:
+        transformers = baselines.TransformersModel(plain.folder.path, dtype=plain.verifier.engine.info.dtype)
+        for name in theirs:
+            others[name] = transformers.contender(
+                request.sampling, request.max_tokens, prompt_lookup=name == PROMPT_LOOKUP
+            )
     if through == "serve":
         ours = {contender_name(drafters[0]): _served(opened, model, drafters[0], dtype, request, tier, asked)}
     return {**others, **ours}, prepared

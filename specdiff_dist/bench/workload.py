@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from specdiff_dist.config import TIERS, DecodeConfig
+from specdiff_dist.config import TIERS
 from specdiff_dist.core.speculation import MeasuredLibraSpec
 from specdiff_dist.quality import SETTLED, check_tier
 from specdiff_dist.types import RoundRecord
@@ -26,22 +26,21 @@ class Workload:
     seed: int = 0
 
     @property
-    def config(self) -> DecodeConfig:
-        """The tier's; a measured policy, which may draft nothing, gives way to a fixed length. Raises InvalidRequest."""
-        config = TIERS[check_tier(self.tier, TIERS, param="tier")]
-        return replace(config, policy=SETTLED) if isinstance(config.policy, MeasuredLibraSpec) else config
+    def quality(self) -> dict[str, Any]:
+        """The tier, at a fixed length where it goes by a measured policy, which may draft nothing. Raises InvalidRequest."""
+        tier = check_tier(self.tier, TIERS, param="tier")
+        is_measured = isinstance(TIERS[tier].policy, MeasuredLibraSpec)
+        return {"tier": tier, "speculation": SETTLED.length} if is_measured else {"tier": tier}
 
     @property
     def options(self) -> GenerateOptions:
         """As `Pair.generate` takes them."""
         options: GenerateOptions = {
-            "tier": self.tier,
+            "quality": self.quality,
             "max_tokens": self.max_tokens,
             "seed": self.seed,
             "ignore_eos": True,
         }
-        if isinstance(TIERS[self.tier].policy, MeasuredLibraSpec):
-            options["quality"] = {"speculation": SETTLED.length}
         return options if self.temperature is None else {**options, "temperature": self.temperature}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdiff_dist.core.rows import FloatArray
 from specdiff_dist.errors import InvalidConfig
@@ -10,7 +11,8 @@ from specdiff_dist.errors import InvalidConfig
 CalibrationTable = tuple[tuple[float, ...], ...]
 NUM_BINS = 16
 MAX_POSITIONS = 64
-MEAN_STRENGTH = 16.0
+CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS  # of the bins of confidence
+MEAN_STRENGTH = 16.0  # tokens that the mean acceptance of a half is worth before any round
 PRIOR_STRENGTH = 4.0  # pseudo-rounds that trust the confidence itself
 DECAY = 0.998  # per observed round: old traffic is forgotten over about 500 rounds
 
@@ -33,7 +35,7 @@ class AcceptanceCalibration:
     def estimate(self, confidences: FloatArray) -> FloatArray:
         """Acceptance probabilities given reached, [n] for the n draft positions in order."""
         n = len(confidences)
-        bins = _bins(confidences)
+        bins = bins_of(confidences)
         positions = np.minimum(np.arange(n), MAX_POSITIONS - 1)
         expected = read_table(confidences, self._prior) if len(self._prior) else confidences
         overall = (self._accepted.sum(0)[bins] + PRIOR_STRENGTH * expected) / (
@@ -58,7 +60,7 @@ class AcceptanceCalibration:
         self._tried *= DECAY
         self._accepted *= DECAY
         positions = np.minimum(np.arange(num_reached), MAX_POSITIONS - 1)
-        bins = _bins(confidences[:num_reached])
+        bins = bins_of(confidences[:num_reached])
         np.add.at(self._tried, (positions, bins), 1.0)
         np.add.at(self._accepted, (positions[:num_accepted], bins[:num_accepted]), 1.0)
 
@@ -67,7 +69,7 @@ def read_table(confidences: FloatArray, table: FloatArray) -> FloatArray:
     """Acceptance given reached that `table` [positions, NUM_BINS] says of the confidences [n] of a block's positions in
     order: by straight lines between the bins' centres; positions beyond the table take its last row."""
     rows = table[np.minimum(np.arange(len(confidences)), len(table) - 1)]
-    return np.array([np.interp(value, _CENTRES, row) for value, row in zip(confidences, rows, strict=True)])
+    return np.array([np.interp(value, CENTRES, row) for value, row in zip(confidences, rows, strict=True)])
 
 
 def check_table(table: CalibrationTable, *, what: str) -> None:
@@ -82,8 +84,6 @@ def check_table(table: CalibrationTable, *, what: str) -> None:
         )
 
 
-_CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
-
-
-def _bins(confidences: FloatArray) -> np.ndarray:
+def bins_of(confidences: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Which of the NUM_BINS equal bins each confidence, 0 … 1, falls into."""
     return np.minimum((np.clip(confidences, 0.0, 1.0) * NUM_BINS).astype(np.int64), NUM_BINS - 1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdiff_dist.core.calibration import NUM_BINS, read_table
+from specdiff_dist.core.calibration import CENTRES, NUM_BINS, bins_of, read_table
 from specdiff_dist.train.evaluation import Outcomes, calibration_error
 
 _STRENGTH = 20.0  # pseudo-observations with which a sparse bin leans on all positions together
@@ -39,9 +39,6 @@ class Calibration:
         }
 
 
-_CENTRES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
-
-
 def fit(outcomes: Outcomes) -> Calibration:
     """Fits on all answers; the errors are of tables fitted on every second answer, each measured on the other half. Only
     reached positions count, as in decoding."""
@@ -63,7 +60,7 @@ def fit(outcomes: Outcomes) -> Calibration:
 
 
 def _fit_table(outcomes: Outcomes) -> _Floats:
-    bins = np.minimum((outcomes.confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    bins = bins_of(outcomes.confidence)
     reached, match = outcomes.is_reached, outcomes.is_match
     num_positions = reached.shape[1]
     tried, matched = np.zeros((num_positions, NUM_BINS)), np.zeros((num_positions, NUM_BINS))
@@ -72,7 +69,7 @@ def _fit_table(outcomes: Outcomes) -> _Floats:
         tried[position] = np.bincount(bins[at, position], minlength=NUM_BINS)
         matched[position] = np.bincount(bins[at, position], weights=match[at, position], minlength=NUM_BINS)
     # A bin that nothing fell into leans on the confidence itself.
-    overall = (matched.sum(axis=0) + _CENTRES) / (tried.sum(axis=0) + 1.0)
+    overall = (matched.sum(axis=0) + CENTRES) / (tried.sum(axis=0) + 1.0)
     rates = (matched + _STRENGTH * overall) / (tried + _STRENGTH)
     return np.stack([isotonic(row, weights) for row, weights in zip(rates, tried + 1.0, strict=True)])
 

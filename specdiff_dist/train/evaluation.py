@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdiff_dist.core.calibration import NUM_BINS
+from specdiff_dist.core.calibration import NUM_BINS, bins_of
 from specdiff_dist.train.blocks import BlockBatch
 from specdiff_dist.train.losses import distances
 from specdiff_dist.train.network import DraftNetwork
@@ -115,6 +115,5 @@ def calibration_error(predicted: NDArray[np.floating], happened: NDArray[np.bool
     """Expected calibration error: mean gap between predicted and observed frequency over 16 equal bins."""
     if not len(predicted):
         return 0.0
-    bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    gaps = np.bincount(bins, weights=predicted - happened, minlength=NUM_BINS)
+    gaps = np.bincount(bins_of(predicted), weights=predicted - happened, minlength=NUM_BINS)
     return float(np.abs(gaps).sum() / len(predicted))

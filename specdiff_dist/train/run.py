@@ -112,7 +112,8 @@ def make_drafter(
     network.load_state_dict(trained.weights)
     calibration = fit(observe(network, batches.held_out_batches(max_answers=512, blocks_per_answer=96)))
     record = Record(
-        verifier=verifier_folder.name if Path(verifier).is_dir() else verifier, command=command, origin=start.origin, layers=start.layers, data=answers.meta, verifier_layers=start.verifier_layers,
+        verifier=verifier_folder.name if Path(verifier).is_dir() else verifier, command=command, origin=start.origin,
+        layers=start.layers, verifier_layers=start.verifier_layers, data=answers.meta,
         num_answers=answers.num_answers, options=_plain(options), num_steps=trained.num_steps,
         num_blocks=trained.num_blocks, seconds=trained.seconds, stopped_early=trained.stopped_early,
         machine=_machine(device), before=trained.before, after=trained.after, calibration=calibration,

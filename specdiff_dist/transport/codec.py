@@ -1,23 +1,22 @@
 """Types <-> protobuf bytes, exact to the bit.
 
-Decoding trusts no length: a tensor's bytes must be what its dtype and shape say. What the values must satisfy beyond
-that is the business of checks.py. What is wrong with a call raises InvalidRequest, with a reply InvalidRows.
+Decoding trusts no length (tensors.py). What the values must satisfy beyond that is the business of checks.py. What is wrong with a call raises InvalidRequest, with a reply InvalidRows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
-from numpy.typing import NDArray
 
 from specdiff_dist.config import Effort
+from specdiff_dist.core.calibration import CalibrationTable
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows, SpecdiffError
 from specdiff_dist.pb import roles_pb2 as pb
+from specdiff_dist.transport.tensors import Malformed, array_of, tensor_to_pb
 from specdiff_dist.types import (
     CallCost,
     DraftBlock,
@@ -32,25 +31,10 @@ from specdiff_dist.types import (
     VerifyCall,
 )
 
-MAX_DIMENSIONS = 4
 SEED_BYTES = 16  # randomness.uniforms keys on 128 bits
-
-_WIRE_DTYPES = {
-    pb.DTYPE_INT32: np.dtype("<i4"),
-    pb.DTYPE_INT64: np.dtype("<i8"),
-    pb.DTYPE_FLOAT32: np.dtype("<f4"),
-    pb.DTYPE_FLOAT64: np.dtype("<f8"),
-    pb.DTYPE_FLOAT16: np.dtype("<f2"),
-    pb.DTYPE_BFLOAT16: np.dtype("<u2"),  # its bits: NumPy has no such type
-}
-_WIRE_CODES = {dtype.newbyteorder("="): code for code, dtype in _WIRE_DTYPES.items()}
 
 MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
-
-
-class _Malformed(Exception):
-    """Bytes that do not hold what they should; says what is wrong."""
 
 
 # Calls
@@ -70,8 +54,8 @@ def encode_draft_call(call: DraftCall) -> bytes:
             sampling=_sampling_to_pb(call.sampling),
             draft_top_k=call.draft_top_k,
             seed=(call.seed & (1 << 8 * SEED_BYTES) - 1).to_bytes(SEED_BYTES, "little"),
-            drafted_token_ids=_tensor_to_pb(call.drafted_token_ids) if len(call.drafted_token_ids) else None,
-            features=None if call.features is None else _tensor_to_pb(call.features),
+            drafted_token_ids=tensor_to_pb(call.drafted_token_ids) if len(call.drafted_token_ids) else None,
+            features=None if call.features is None else tensor_to_pb(call.features),
         ),
         InvalidRequest,
     )
@@ -87,10 +71,10 @@ def encode_verify_call(call: VerifyCall) -> bytes:
     return _encode(
         lambda: pb.VerifyRequest(
             prefix=_prefix_to_pb(call.prefix),
-            draft_token_ids=_tensor_to_pb(call.draft_token_ids),
+            draft_token_ids=tensor_to_pb(call.draft_token_ids),
             sampling=_sampling_to_pb(call.sampling),
             proposals=None if call.proposals is None else _rows_to_pb(call.proposals),
-            target_uniforms=_tensor_to_pb(call.target_uniforms),
+            target_uniforms=tensor_to_pb(call.target_uniforms),
             hold_rows=call.hold_rows,
             feature_layers=call.feature_layers,
             feature_start=call.feature_start,
@@ -147,10 +131,10 @@ def decode_release(data: bytes) -> str:
 def encode_draft_block(block: DraftBlock) -> bytes:
     return _encode(
         lambda: pb.DraftReply(
-            token_ids=_tensor_to_pb(block.token_ids),
+            token_ids=tensor_to_pb(block.token_ids),
             proposals=_rows_to_pb(block.proposals),
-            confidences=_tensor_to_pb(block.confidences),
-            max_probs=_tensor_to_pb(block.max_probs),
+            confidences=tensor_to_pb(block.confidences),
+            max_probs=tensor_to_pb(block.max_probs),
             cached_len=block.cached_len,
             cost=_cost_to_pb(block.cost),
         ),
@@ -168,12 +152,12 @@ def encode_target_rows(target: TargetRows) -> bytes:
     return _encode(
         lambda: pb.VerifyReply(
             rows=_rows_to_pb(target.rows),
-            row_mass=_tensor_to_pb(target.row_mass),
-            recovered_token_ids=None if recovered is None else _tensor_to_pb(recovered),
-            plain_token_ids=None if plain is None else _tensor_to_pb(plain),
+            row_mass=tensor_to_pb(target.row_mass),
+            recovered_token_ids=None if recovered is None else tensor_to_pb(recovered),
+            plain_token_ids=None if plain is None else tensor_to_pb(plain),
             cached_len=target.cached_len,
             cost=_cost_to_pb(target.cost),
-            features=None if target.features is None else _tensor_to_pb(target.features),
+            features=None if target.features is None else tensor_to_pb(target.features),
         ),
         InvalidRows,
     )
@@ -213,7 +197,7 @@ def encode_drafter_info(info: DrafterInfo) -> bytes:
             reports_true_proposals=info.reports_true_proposals,
             feature_layers=info.feature_layers,
             feature_size=info.feature_size,
-            calibration=_tensor_to_pb(np.asarray(info.calibration, np.float64)) if info.calibration else None,
+            calibration=tensor_to_pb(np.asarray(info.calibration, np.float64)) if info.calibration else None,
         ),
         InvalidRows,
     )
@@ -272,7 +256,7 @@ def decode_verifier_info(data: bytes) -> VerifierInfo:
 def _encode(build: Callable[[], Message], error: type[SpecdiffError]) -> bytes:
     try:
         return build().SerializeToString()
-    except (ValueError, _Malformed) as reason:  # ValueError: a number beyond its field's range, text beyond Unicode
+    except (ValueError, Malformed) as reason:  # ValueError: a number beyond its field's range, text beyond Unicode
         raise error(f"cannot be sent: {reason}") from reason
 
 
@@ -283,13 +267,13 @@ def _decode(
         message = kind()
         message.ParseFromString(data)
         return build(message)
-    except (DecodeError, _Malformed) as reason:
+    except (DecodeError, Malformed) as reason:
         raise error(f"malformed {kind.DESCRIPTOR.name}: {reason}") from reason
 
 
 def _draft_call_from_pb(message: pb.DraftRequest) -> DraftCall:
     if len(message.seed) != SEED_BYTES:
-        raise _Malformed(f"seed has {len(message.seed)} bytes, not {SEED_BYTES}")
+        raise Malformed(f"seed has {len(message.seed)} bytes, not {SEED_BYTES}")
     effort = message.effort
     return DraftCall(
         prefix=_prefix_from_pb(message.prefix),
@@ -298,20 +282,20 @@ def _draft_call_from_pb(message: pb.DraftRequest) -> DraftCall:
         sampling=_sampling_from_pb(message.sampling),
         draft_top_k=message.draft_top_k,
         seed=int.from_bytes(message.seed, "little", signed=True),
-        drafted_token_ids=_array(message, "drafted_token_ids")
+        drafted_token_ids=array_of(message, "drafted_token_ids")
         if message.HasField("drafted_token_ids")
         else np.zeros(0, np.int32),
-        features=_array(message, "features") if message.HasField("features") else None,
+        features=array_of(message, "features") if message.HasField("features") else None,
     )
 
 
 def _verify_call_from_pb(message: pb.VerifyRequest) -> VerifyCall:
     return VerifyCall(
         prefix=_prefix_from_pb(message.prefix),
-        draft_token_ids=_array(message, "draft_token_ids"),
+        draft_token_ids=array_of(message, "draft_token_ids"),
         sampling=_sampling_from_pb(message.sampling),
         proposals=_rows_from_pb(message.proposals) if message.HasField("proposals") else None,
-        target_uniforms=_array(message, "target_uniforms"),
+        target_uniforms=array_of(message, "target_uniforms"),
         hold_rows=message.hold_rows,
         feature_layers=tuple(message.feature_layers),
         feature_start=message.feature_start,
@@ -320,10 +304,10 @@ def _verify_call_from_pb(message: pb.VerifyRequest) -> VerifyCall:
 
 def _draft_block_from_pb(message: pb.DraftReply) -> DraftBlock:
     return DraftBlock(
-        token_ids=_array(message, "token_ids"),
+        token_ids=array_of(message, "token_ids"),
         proposals=_rows_from_pb(message.proposals),
-        confidences=_array(message, "confidences"),
-        max_probs=_array(message, "max_probs"),
+        confidences=array_of(message, "confidences"),
+        max_probs=array_of(message, "max_probs"),
         cached_len=message.cached_len,
         cost=_cost_from_pb(message.cost),
     )
@@ -332,12 +316,14 @@ def _draft_block_from_pb(message: pb.DraftReply) -> DraftBlock:
 def _target_rows_from_pb(message: pb.VerifyReply) -> TargetRows:
     return TargetRows(
         rows=_rows_from_pb(message.rows),
-        row_mass=_array(message, "row_mass"),
-        recovered_token_ids=_array(message, "recovered_token_ids") if message.HasField("recovered_token_ids") else None,
-        plain_token_ids=_array(message, "plain_token_ids") if message.HasField("plain_token_ids") else None,
+        row_mass=array_of(message, "row_mass"),
+        recovered_token_ids=array_of(message, "recovered_token_ids")
+        if message.HasField("recovered_token_ids")
+        else None,
+        plain_token_ids=array_of(message, "plain_token_ids") if message.HasField("plain_token_ids") else None,
         cached_len=message.cached_len,
         cost=_cost_from_pb(message.cost),
-        features=_array(message, "features") if message.HasField("features") else None,
+        features=array_of(message, "features") if message.HasField("features") else None,
     )
 
 
@@ -350,7 +336,7 @@ def _prefix_to_pb(prefix: PrefixStatement) -> pb.PrefixStatement:
         round_index=prefix.round_index,
         prefix_len=prefix.prefix_len,
         prefix_crc=prefix.prefix_crc,
-        new_token_ids=_tensor_to_pb(prefix.new_token_ids),
+        new_token_ids=tensor_to_pb(prefix.new_token_ids),
     )
 
 
@@ -360,7 +346,7 @@ def _prefix_from_pb(message: pb.PrefixStatement) -> PrefixStatement:
         message.round_index,
         message.prefix_len,
         message.prefix_crc,
-        _array(message, "new_token_ids"),
+        array_of(message, "new_token_ids"),
     )
 
 
@@ -378,12 +364,12 @@ def _cost_to_pb(cost: CallCost) -> pb.CallCost:
     )
 
 
-def _calibration_from_pb(message: pb.DrafterInfo) -> tuple[tuple[float, ...], ...]:
+def _calibration_from_pb(message: pb.DrafterInfo) -> CalibrationTable:
     if not message.HasField("calibration"):
         return ()
-    table = _array(message, "calibration")
+    table = array_of(message, "calibration")
     if table.dtype != np.float64 or table.ndim != 2 or len(table) == 0:
-        raise _Malformed(f"calibration: {table.dtype} {list(table.shape)}")
+        raise Malformed(f"calibration: {table.dtype} {list(table.shape)}")
     return tuple(tuple(row) for row in table.tolist())
 
 
@@ -393,33 +379,11 @@ def _cost_from_pb(message: pb.CallCost) -> CallCost:
 
 def _rows_to_pb(rows: SparseRows) -> pb.SparseRows:
     return pb.SparseRows(
-        row_splits=_tensor_to_pb(rows.row_splits),
-        token_ids=_tensor_to_pb(rows.token_ids),
-        probs=_tensor_to_pb(rows.probs),
+        row_splits=tensor_to_pb(rows.row_splits),
+        token_ids=tensor_to_pb(rows.token_ids),
+        probs=tensor_to_pb(rows.probs),
     )
 
 
 def _rows_from_pb(message: pb.SparseRows) -> SparseRows:
-    return SparseRows(_array(message, "row_splits"), _array(message, "token_ids"), _array(message, "probs"))
-
-
-def _tensor_to_pb(array: NDArray) -> pb.Tensor:
-    """Sends the array's own dtype: the receiver judges it, and no number changes on the way."""
-    code = _WIRE_CODES.get(array.dtype.newbyteorder("="))
-    if code is None:
-        raise _Malformed(f"{array.dtype} array; use {', '.join(map(str, _WIRE_CODES))}")
-    return pb.Tensor(dtype=code, shape=array.shape, data=array.astype(_WIRE_DTYPES[code], copy=False).tobytes())
-
-
-def _array(message: Message, field: str) -> NDArray:
-    """The tensor in `field` as an array of its own, writable memory."""
-    if not message.HasField(field):
-        raise _Malformed(f"{field} is missing")
-    tensor: pb.Tensor = getattr(message, field)
-    dtype = _WIRE_DTYPES.get(tensor.dtype)
-    shape = tuple(tensor.shape)
-    if dtype is None or len(shape) > MAX_DIMENSIONS:
-        raise _Malformed(f"{field}: dtype {tensor.dtype} with {len(shape)} dimensions")
-    if len(tensor.data) != math.prod(shape) * dtype.itemsize:
-        raise _Malformed(f"{field}: {len(tensor.data)} bytes for {dtype.name} {list(shape)}")
-    return np.frombuffer(tensor.data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
+    return SparseRows(array_of(message, "row_splits"), array_of(message, "token_ids"), array_of(message, "probs"))

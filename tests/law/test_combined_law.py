@@ -80,13 +80,13 @@ def test_choosing_before_anything_is_drafted_is_exact(
     drafter = Watched(
         TableDrafter(VOCAB, 4), expected_acceptance=(0.29,), draft_cost=cost, token_cost=0.25 if cost else 0.0
     )
-    got, target = whole_law(monkeypatch, drafter, DecodeConfig(policy=policy, effort=effort))
+    got, target = whole_law(monkeypatch, drafter, DecodeConfig(policy=policy, effort=effort), LENGTH + (cost > 0))
     assert sum(got.values()) == pytest.approx(1.0, abs=1e-12)
     assert total_variation(got, target) < 1e-12
     totals = sum(drafter.kinds.values(), Counter())
-    assert set(totals) == expected and min(totals.values()) > 20  # all kinds of rounds were walked …
+    assert set(totals) == expected and min(totals.values()) > 100  # all kinds of rounds were walked …
     # … and after one and the same text, depending on what was drafted and rejected on the way there
-    assert any(len(kinds) >= 2 for kinds in drafter.kinds.values())
+    assert any(len(kinds) == 2 for kinds in drafter.kinds.values())
 
 
 def test_choosing_by_the_sampled_block_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
