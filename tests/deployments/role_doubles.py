@@ -105,13 +105,19 @@ class Answer:
 
 
 def counters(handle: DeploymentHandle, num_replicas: int = 1) -> dict[int, dict[str, Any]]:
-    """The counters of every replica, by process id."""
-    found: dict[int, dict[str, Any]] = {}
+    """The counters of every replica, by process id; waits until at least `num_replicas` live ones answer.
+
+    Asks all at once. Called one by one, a replica that was once seen busy is passed over for 10 seconds, as long as
+    Serve believes the queue length it remembers.
+    """
     deadline = time.monotonic() + 20
-    while len(found) < num_replicas:
-        assert time.monotonic() < deadline, f"{len(found)} of {num_replicas} replicas answered"
-        found.update({values["pid"]: values for values in [handle.counters.remote().result(timeout_s=20)]})
-    return found
+    while True:
+        answers = handle.broadcast("counters").results(timeout_s=20, return_exceptions=True)  # the dead: exceptions
+        found = {values["pid"]: values for values in answers if isinstance(values, dict)}
+        if len(found) >= num_replicas:
+            return found
+        assert time.monotonic() < deadline, f"{len(found)} of {num_replicas} replicas answered: {answers}"
+        time.sleep(0.05)
 
 
 def seconds_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
