@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -21,6 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from deployments.messages import LeaseGrant
+from specdiff_dist.batching import BatchingDrafter, BatchingVerifier, Steps, run_alone
 from specdiff_dist.errors import DrafterUnavailable, RoleError, VerifierUnavailable
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport import envelope
@@ -86,14 +87,18 @@ class OpenLeases:
         for released in tuple(session.releases) if session is not None else ():
             self._loop.call_soon_threadsafe(released.set)
 
-    @contextmanager
-    def running_call(self, session_id: str, unavailable: type[RoleError]) -> Iterator[None]:
-        """Around a call, in the engine's thread. Raises `unavailable` without a lease."""
+    def begin_call(self, session_id: str, unavailable: type[RoleError]) -> None:
+        """Counts a call, in the engine's thread. Raises `unavailable` without a lease."""
         session = self._sessions.get(session_id)
         if session is None:
             raise unavailable("the session has no lease on this replica; lease it first")
         self.num_calls += 1
-        self.busy_since = session.last_used = monotonic()
+        session.last_used = monotonic()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Around the model's work, in the engine's thread."""
+        self.busy_since = monotonic()
         try:
             yield
         finally:
@@ -116,12 +121,25 @@ class GuardedVerifier:
 
     def verify(self, call: VerifyCall) -> TargetRows:
         """Raises VerifierUnavailable without a lease."""
-        with self._leases.running_call(call.prefix.session_id, VerifierUnavailable):
+        return run_alone(self.verifying(call), self.forward_parts)
+
+    def verifying(self, call: VerifyCall) -> Steps[Any, Any, TargetRows]:
+        """`verify` as a coroutine (batching.py); an engine that cannot share forwards runs it whole."""
+        self._leases.begin_call(call.prefix.session_id, VerifierUnavailable)
+        if isinstance(self._engine, BatchingVerifier):
+            return (yield from self._engine.verifying(call))
+        with self._leases.busy():
             return self._engine.verify(call)
+
+    def forward_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
+        assert isinstance(self._engine, BatchingVerifier), "only a batching engine asks for forwards"
+        with self._leases.busy():
+            return self._engine.forward_parts(parts)
 
     def resolve(self, call: ResolveCall) -> ResolvedToken:
         """Raises VerifierUnavailable without a lease."""
-        with self._leases.running_call(call.session_id, VerifierUnavailable):
+        self._leases.begin_call(call.session_id, VerifierUnavailable)
+        with self._leases.busy():
             return self._engine.resolve(call)
 
     def release(self, session_id: str) -> None:
@@ -145,8 +163,20 @@ class GuardedDrafter:
 
     def draft(self, call: DraftCall) -> DraftBlock:
         """Raises DrafterUnavailable without a lease."""
-        with self._leases.running_call(call.prefix.session_id, DrafterUnavailable):
+        return run_alone(self.drafting(call), self.forward_parts)
+
+    def drafting(self, call: DraftCall) -> Steps[Any, Any, DraftBlock]:
+        """`draft` as a coroutine (batching.py); an engine that cannot share forwards runs it whole."""
+        self._leases.begin_call(call.prefix.session_id, DrafterUnavailable)
+        if isinstance(self._engine, BatchingDrafter):
+            return (yield from self._engine.drafting(call))
+        with self._leases.busy():
             return self._engine.draft(call)
+
+    def forward_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
+        assert isinstance(self._engine, BatchingDrafter), "only a batching engine asks for forwards"
+        with self._leases.busy():
+            return self._engine.forward_parts(parts)
 
     def release(self, session_id: str) -> None:
         self._engine.release(session_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from specdiff_dist.drafters.block_model import BlockModel, BlockModelConfig
+from specdiff_dist.train.start import Start
 
 VOCAB_SIZE = 100
 HIDDEN_SIZE = 32
@@ -45,6 +48,16 @@ def save_verifier(folder: Path, model: PreTrainedModel, *, num_words: int = VOCA
     vocab = {f"w{index}": index for index in range(num_words)}
     Tokenizer(WordLevel(vocab, unk_token="w0")).save(str(folder / "tokenizer.json"))
     return folder
+
+
+def save_start(folder: Path, start: Start, weights: dict[str, torch.Tensor] | None = None) -> str:
+    """A drafter folder with the start's own weights, or others. Returns its name for `load_drafter`."""
+    folder.mkdir()
+    fields = dataclasses.asdict(start.config)
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
+    (folder / "config.json").write_text(json.dumps(fields))
+    save_file(dict(start.weights if weights is None else weights), folder / "drafter.safetensors")
+    return str(folder)
 
 
 def block_config(**changes: int) -> BlockModelConfig:

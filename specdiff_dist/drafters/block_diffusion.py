@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdiff_dist.batching import Steps, run_alone
 from specdiff_dist.config import REVEAL_ORDERS
 from specdiff_dist.core.calibration import CalibrationTable, check_table
 from specdiff_dist.core.features import FeatureArray, fault
 from specdiff_dist.core.rows import IntArray
-from specdiff_dist.drafters.block_model import BlockModel, BlockModelConfig
-from specdiff_dist.drafters.denoise import Prediction, denoise
+from specdiff_dist.drafters.block_model import BlockModel, BlockModelConfig, BlockPart
+from specdiff_dist.drafters.denoise import Denoised, Prediction, denoising
 from specdiff_dist.drafters.linear import has_int8
 from specdiff_dist.drafters.truncation import truncated_rows
 from specdiff_dist.drafters.weights_file import load_weights
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, InvalidRows
 from specdiff_dist.session_prefix import SessionTable, check_anchor
-from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, SamplingParams
+from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, SamplingParams
 from specdiff_dist.verifiers.device import pick_device
 from specdiff_dist.verifiers.features import features_tensor
 from specdiff_dist.verifiers.folder import read_config, read_embeddings, real_vocab_size
@@ -104,6 +106,14 @@ class BlockDiffusionDrafter:
 
     def draft(self, call: DraftCall) -> DraftBlock:
         """See roles.Drafter. The block is cut to `info.max_draft_tokens` and to the end of the context."""
+        return run_alone(self.drafting(call), self.forward_parts)
+
+    def forward_parts(self, parts: Sequence[BlockPart]) -> list[Tensor]:
+        """One forward for what `drafting` of several sessions asked for."""
+        return self._model.forward_parts(parts)
+
+    def drafting(self, call: DraftCall) -> Steps[BlockPart, Tensor, DraftBlock]:
+        """`draft` as a coroutine that yields the forwards it needs."""
         new_ids = call.prefix.new_token_ids
         check_anchor(call.prefix)
         if new_ids.min() < 0 or new_ids.max() >= self._model.config.vocab_size:
@@ -122,7 +132,6 @@ class BlockDiffusionDrafter:
         if num_tokens < 1:
             return DraftBlock.empty(session.cached_len)
 
-        started = time.perf_counter()
         try:
             session.cache.crop(length)
             unread = new_ids
@@ -130,16 +139,15 @@ class BlockDiffusionDrafter:
                 self._remember(session.cache, new_ids[:-1], call.features)
                 unread = new_ids[-1:]
             predictor = _Predictor(self._model, session.cache, unread, self._num_columns, call)
-            token_ids, proposals, confidences, max_probs = denoise(
-                predictor.predict, num_tokens, call.effort, call.sampling, call.draft_top_k, call.seed,
+            token_ids, proposals, confidences, max_probs = yield from predictor.denoise(
+                num_tokens, call.effort, call.sampling, call.draft_top_k, call.seed,
                 anchor_position, num_before,
             )  # fmt: skip
         except BaseException:  # the cache may disagree with the token ids now: let the caller rebuild it
             self._sessions.drop(call.prefix.session_id)
             raise
         session.extend(new_ids[:-1])
-        cost = CallCost(forward_s=time.perf_counter() - started, num_forwards=predictor.num_forwards)
-        return DraftBlock(token_ids, proposals, confidences, max_probs, session.cached_len, cost)
+        return DraftBlock(token_ids, proposals, confidences, max_probs, session.cached_len)
 
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
@@ -160,26 +168,31 @@ class _Predictor:
         ids = torch.from_numpy(new_ids.astype(np.int64)).to(model.device)
         drafted = torch.from_numpy(call.drafted_token_ids.astype(np.int64)).to(model.device)
         self._pending, self._given = ids[:-1], torch.cat([ids[-1:], drafted])
-        self.num_forwards = 0
 
-    def predict(self, block: IntArray, positions: NDArray[np.int64]) -> Prediction:
+    def denoise(self, *args: Any) -> Steps[BlockPart, Tensor, Denoised]:
+        """`denoising`, with every prediction made by the model."""
+        steps = denoising(*args)
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send((yield from self.predict(*wanted)))
+        except StopIteration as finished:
+            return finished.value
+
+    def predict(self, block: IntArray, positions: NDArray[np.int64]) -> Steps[BlockPart, Tensor, Prediction]:
         """A position is fed the token before it: after the anchor and the k tokens drafted earlier in this round, output
         k + j is about block[j]. The block's last token is never an
         input (positions to the left cannot see it, however early it is revealed)."""
         device = self._model.device
         while len(self._pending) > PREFILL_CHUNK:
-            self._forward(self._pending[:PREFILL_CHUNK], self._pending[:0])
+            yield BlockPart(self._cache, self._pending[:PREFILL_CHUNK], self._pending[:0])
             self._pending = self._pending[PREFILL_CHUNK:]
         known = torch.from_numpy(block[:-1].astype(np.int64)).to(device)
-        hidden = self._forward(self._pending, torch.cat([self._given, known]))
+        hidden = yield BlockPart(self._cache, self._pending, torch.cat([self._given, known]))
         self._pending = self._pending[:0]
         wanted = torch.from_numpy(positions + len(self._given) - 1).to(device)
         logits = self._model.logits(hidden[wanted])[:, : self._num_columns]
         return predict_rows(logits, self._sampling, self._draft_top_k, self._model.draft_vocab)
-
-    def _forward(self, causal_ids: Tensor, block_ids: Tensor) -> Tensor:
-        self.num_forwards += 1
-        return self._model.forward(self._cache, causal_ids, block_ids)
 
 
 def predict_rows(

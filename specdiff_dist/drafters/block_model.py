@@ -15,6 +15,7 @@ A drafter may carry `draft_vocab`: the token ids it proposes. Its output matrix 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +84,19 @@ class BlockModelConfig(LlamaShape):
             raise InvalidConfig(f"{path} lacks {error}; is it the config of a block diffusion drafter?") from error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPart:
+    """What one session adds in a forward of the network. No two parts of a forward have the same cache."""
+
+    cache: KVCache
+    causal_ids: Tensor  # int64 [m] committed tokens, kept in the cache
+    block_ids: Tensor  # int64 [b] after them, MASK_ID for masked positions, not kept
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.causal_ids) + len(self.block_ids)
+
+
 class BlockModel:
     """The network with its weights. Not thread-safe. `dtype`: torch.float32, torch.bfloat16 or torch.qint8 (int8 matrices
     with float32 activations, CPU only)."""
@@ -130,26 +144,25 @@ class BlockModel:
     def new_cache(self) -> KVCache:
         return self._layers.new_cache()
 
-    @torch.inference_mode()
     def forward(self, cache: KVCache, causal_ids: Tensor, block_ids: Tensor) -> Tensor:
-        """One pass over committed tokens (kept in the cache) and a block (not kept); either may be empty.
+        """`forward_parts` of one part."""
+        return self.forward_parts([BlockPart(cache, causal_ids, block_ids)])[0]
 
-        Args:
-            causal_ids: int64 [m]; block_ids: int64 [b], MASK_ID for masked positions; the block follows the m tokens.
-
-        Returns the normed hidden states of the block positions, [b, H].
-        """
-        start, num_causal, num_block = cache.length, len(causal_ids), len(block_ids)
-        end = start + num_causal + num_block
-        cache.reserve(end)
-        rotary, mask = self._layers.rotary(start, end), self._layers.mask(start, num_causal, num_block)
-        x = self._embed(torch.cat([causal_ids, block_ids]))
-        last = len(self._layers) - 1
-        for index in range(len(self._layers)):
+    @torch.inference_mode()
+    def forward_parts(self, parts: Sequence[BlockPart]) -> list[Tensor]:
+        """One pass over committed tokens (kept in their caches) and blocks (not kept) of several sessions, every part with
+        one or the other. Returns the normed hidden states of each block's positions, [b, H]."""
+        layers = self._layers
+        num_block = [len(part.block_ids) for part in parts]
+        batch = layers.place([part.cache for part in parts], [len(part.causal_ids) for part in parts], num_block)
+        x = self._embed(torch.cat([ids for part in parts for ids in (part.causal_ids, part.block_ids)]))
+        last = len(layers) - 1
+        for index in range(len(layers)):
             # Of the last layer's causal rows only the keys and values are ever looked at.
-            x = self._layers.run(index, cache, x, rotary, mask, first=num_causal if num_block and index == last else 0)
-        cache.length = start + num_causal
-        return self._layers.final_norm(x[len(x) - num_block :])
+            x = layers.run(index, batch, x, block_only=index == last and all(num_block))
+        batch.commit()
+        hidden = x if len(x) == sum(num_block) else batch.block_rows(x)
+        return list(layers.final_norm(hidden).split(num_block))
 
     @torch.inference_mode()
     def remember(self, cache: KVCache, token_ids: Tensor, features: Tensor) -> None:

@@ -3,13 +3,14 @@ chosen anew in every round."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdiff_dist.batching import BatchingDrafter, Steps, run_alone
 from specdiff_dist.core.calibration import read_table
 from specdiff_dist.core.rows import IntArray, SparseRows
 from specdiff_dist.drafters.draft_choice import (
@@ -25,7 +26,7 @@ from specdiff_dist.drafters.draft_choice import (
 from specdiff_dist.errors import InvalidRequest, PrefixMismatch
 from specdiff_dist.roles import DrafterEngine
 from specdiff_dist.session_prefix import SessionTable, check_anchor
-from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, PrefixStatement, prefix_crc
+from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, PrefixStatement, prefix_crc
 
 SUFFIX = "+prompt-lookup"
 MAX_COPIED = 16  # tokens of a round that copies, where the inner drafter's blocks are shorter
@@ -81,7 +82,15 @@ class CombinedDrafter:
 
     def draft(self, call: DraftCall) -> DraftBlock:
         """See roles.Drafter."""
-        started = time.perf_counter()
+        return run_alone(self.drafting(call), self.forward_parts)
+
+    def forward_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """The inner drafter's forward."""
+        assert isinstance(self._inner, BatchingDrafter), "only a batching drafter asks for forwards"
+        return self._inner.forward_parts(parts)
+
+    def drafting(self, call: DraftCall) -> Steps[Any, Any, DraftBlock]:
+        """`draft` as a coroutine that yields the forwards it needs."""
         check_anchor(call.prefix)
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
@@ -102,15 +111,14 @@ class CombinedDrafter:
         if chosen == NOTHING or num_tokens < 1:
             return DraftBlock.empty(session.cached_len)
         if chosen == DIFFUSION:
-            block = self._inner_block(replace(call, num_draft_tokens=num_tokens), committed, choice)
+            block = yield from self._inner_block(replace(call, num_draft_tokens=num_tokens), committed, choice)
             choice.drafted(committed, call.drafted_token_ids, block.token_ids)
             return replace(block, cached_len=session.cached_len, max_probs=self._calibrated(call, block))
         text = np.concatenate([committed, call.drafted_token_ids])
         match = find_match(text)
         tokens = copied(text, match, num_tokens)
         confidences = choice.lookup_rates(match, num_tokens).astype(np.float32)
-        cost = CallCost(forward_s=time.perf_counter() - started)
-        return DraftBlock(tokens, SparseRows.one_hot(tokens), confidences, confidences, session.cached_len, cost)
+        return DraftBlock(tokens, SparseRows.one_hot(tokens), confidences, confidences, session.cached_len)
 
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
@@ -123,7 +131,7 @@ class CombinedDrafter:
         first = min(len(call.drafted_token_ids), len(self._calibration) - 1)
         return read_table(block.max_probs.astype(np.float64), self._calibration[first:]).astype(np.float32)
 
-    def _inner_block(self, call: DraftCall, committed: IntArray, choice: DraftChoice) -> DraftBlock:
+    def _inner_block(self, call: DraftCall, committed: IntArray, choice: DraftChoice) -> Steps[Any, Any, DraftBlock]:
         """The inner drafter has not seen the rounds that copied: its prefix is stated anew, from what it has cached."""
         while True:
             cached = min(choice.diffusion_cached, len(committed) - 1)
@@ -132,7 +140,7 @@ class CombinedDrafter:
             )  # fmt: skip
             features = choice.features.of(cached, len(committed) - 1) if self._info.feature_layers else None
             try:
-                block = self._inner.draft(replace(call, prefix=prefix, features=features))
+                block = yield from self._inner_drafting(replace(call, prefix=prefix, features=features))
             except PrefixMismatch as less:
                 if cached == 0:
                     raise
@@ -140,3 +148,8 @@ class CombinedDrafter:
             else:
                 choice.diffusion_cached = block.cached_len
                 return block
+
+    def _inner_drafting(self, call: DraftCall) -> Steps[Any, Any, DraftBlock]:
+        if isinstance(self._inner, BatchingDrafter):
+            return (yield from self._inner.drafting(call))
+        return self._inner.draft(call)

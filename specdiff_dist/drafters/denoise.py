@@ -1,12 +1,13 @@
 """The denoising loop: which positions of a masked block are revealed when, and what is recorded as their proposals.
 
-Pure NumPy over a callback, so that the real model and a table can stand behind the same loop.
+Pure NumPy that asks for its predictions, so that the real model and a table can stand behind the same loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +36,25 @@ class Prediction:
     entropies: NDArray[np.float32]  # nats; only their order matters
 
 
-# (block so far int32 [n], MASKED where unknown; positions wanted int64 [k], ascending, all masked) -> k rows
-Predict = Callable[[IntArray, NDArray[np.int64]], Prediction]
+# (block so far int32 [n], MASKED where unknown; positions wanted int64 [k], ascending, all masked)
+Wanted = tuple[IntArray, NDArray[np.int64]]
+Predict = Callable[[IntArray, NDArray[np.int64]], Prediction]  # of what is wanted -> k rows
 
 Denoised = tuple[IntArray, SparseRows, NDArray[np.float32], NDArray[np.float32]]
 
 
-def denoise(
-    predict: Predict,
+def denoise(predict: Predict, *args: Any, **options: Any) -> Denoised:
+    """`denoising` with every prediction made by `predict`."""
+    steps = denoising(*args, **options)
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(predict(*wanted))
+    except StopIteration as finished:
+        return finished.value
+
+
+def denoising(
     num_tokens: int,
     effort: Effort,
     sampling: SamplingParams,
@@ -50,8 +62,8 @@ def denoise(
     seed: int,
     anchor_position: int,
     num_drafted_before: int = 0,
-) -> Denoised:
-    """Denoises a block of `num_tokens` draft tokens in K = min(num_denoising_steps, num_tokens) steps.
+) -> Generator[Wanted, Prediction, Denoised]:
+    """Denoises a block of `num_tokens` draft tokens, as a coroutine that yields what it wants predicted, in K = min(num_denoising_steps, num_tokens) steps.
 
     Step s reveals n // K positions, one more while s < n mod K, chosen among the masked ones by `effort.reveal_order`
     (of equals the leftmost); only positions that need a token are drawn. Numbers: uniforms(seed, DRAFT, 0, n,
@@ -75,7 +87,7 @@ def denoise(
         count = num_tokens // num_steps + (step < num_tokens % num_steps)
         masked = np.flatnonzero(block == MASKED)
         wanted = masked[:count] if effort.reveal_order == "left_to_right" else masked
-        prediction = predict(block.copy(), wanted)
+        prediction = yield block.copy(), wanted
         _check(prediction, len(wanted), draft_top_k)
         numbers = uniforms(seed, Purpose.DRAFT, 0, num_tokens, stream=anchor_position, step=step | stream_of_block)[
             wanted

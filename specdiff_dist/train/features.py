@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.train.answers import AnswerStore
+from specdiff_dist.verifiers.forward import forward_one
 
 _ModelForward = Any  # verifiers.causal_lm.ModelForward of whatever cache
 
@@ -111,7 +112,8 @@ def shard_path(folder: Path, answers: AnswerStore, number: int) -> Path:
 
 def _features(model: _ModelForward, token_ids: NDArray[np.int32], layers: tuple[int, ...]) -> NDArray[np.float16]:
     """As a verifier of this precision gives them, then as float16."""
-    _, states = model.forward(model.new_cache(), token_ids, 1, layers)
+    _, states = forward_one(model, model.new_cache(), token_ids, 1, layers)
+    assert states is not None
     largest = torch.finfo(torch.float16).max
     return states.float().clamp(-largest, largest).half().cpu().numpy()
 

@@ -1,18 +1,19 @@
-"""The one thread an engine runs in."""
+"""The way from the event loop to the one thread an engine runs in, and back."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from time import perf_counter
-from typing import TypeVar
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
+from specdiff_dist.batching import BatchingDrafter, BatchingVerifier, Steps
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, RoleError, SpecdiffError
-from specdiff_dist.types import DraftBlock, ResolvedToken, TargetRows
+from specdiff_dist.roles import DrafterEngine, VerifierEngine
+from specdiff_dist.transport.engine_job import Job
+from specdiff_dist.transport.engine_loop import EngineLoop, ForwardParts
+from specdiff_dist.types import DraftBlock, DraftCall, ResolvedToken, TargetRows, VerifyCall
 
 DEFAULT_MAX_QUEUED = 256  # calls waiting for or running in one engine
 
@@ -34,84 +35,73 @@ class EngineUnavailable(RoleError):
 
 
 class EngineThread:
-    """Serialises the calls to one engine, off the event loop.
+    """Runs the calls to one engine off the event loop.
 
-    A caller that is cancelled while its call waits takes the call with it; a call that has started always finishes, so
-    an engine's sessions stay consistent whatever callers do.
+    A caller that is cancelled while its call waits takes the call with it. A call that has started is only ever left
+    between two forwards, so an engine's sessions stay consistent whatever callers do.
     """
 
-    def __init__(self, name: str, *, max_queued: int = DEFAULT_MAX_QUEUED) -> None:
-        self._name = name
-        self._max_queued = max_queued
-        self._num_queued = 0
-        self._lock = threading.Lock()  # of _num_queued: counted up in the loop, down in the thread
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"specdiff-{name}")
+    def __init__(
+        self, name: str, *, forward_parts: ForwardParts | None = None, max_queued: int = DEFAULT_MAX_QUEUED
+    ) -> None:
+        """`forward_parts`: a batching engine's (batching.py), for `call_in_steps`."""
+        self._name, self._max_queued = name, max_queued
+        self._loop = EngineLoop(name, forward_parts)
+        weakref.finalize(self, self._loop.close)
 
     @property
     def num_queued(self) -> int:
         """Calls that wait or run right now."""
-        return self._num_queued
+        return self._loop.num_queued
 
-    async def call(self, function: Callable[[ArgumentT], ReplyT], argument: ArgumentT) -> ReplyT:
+    async def call(
+        self, function: Callable[[ArgumentT], ReplyT], argument: ArgumentT, *, session_id: str | None = None
+    ) -> ReplyT:
         """`function(argument)` in the thread, with `queue_s` filled in (and `forward_s`, where the engine left it 0).
 
         Raises what the engine raises of our own errors, EngineUnavailable for anything else and when the queue is full.
         """
-        if self._num_queued >= self._max_queued:
-            raise EngineUnavailable(f"{self._num_queued} calls already wait for the {self._name}", is_busy=True)
-        submitted = perf_counter()
+        self._check_room()
+        return await self._outcome(Job.of_function(lambda: function(argument), session_id=session_id))
 
-        def timed() -> ReplyT:
-            started = perf_counter()
-            try:
-                reply = function(argument)
-            except StopIteration as error:  # no future takes one: the caller would wait for ever
-                raise RuntimeError("the engine raised StopIteration") from error
-            cost = dataclasses.replace(
-                reply.cost,
-                forward_s=reply.cost.forward_s or perf_counter() - started,
-                queue_s=reply.cost.queue_s + started - submitted,
-            )
-            return dataclasses.replace(reply, cost=cost)
-
-        return await self._outcome(asyncio.wrap_future(self._submit(timed)))
+    async def call_in_steps(
+        self, steps: Callable[[ArgumentT], Steps[Any, Any, ReplyT]], argument: ArgumentT, *, session_id: str
+    ) -> ReplyT:
+        """As `call`, for a batching engine's call. `forward_s` are the forwards it took part in and its own work."""
+        self._check_room()
+        return await self._outcome(Job.of_steps(lambda: steps(argument), session_id=session_id))
 
     async def release(self, function: Callable[[str], None], session_id: str) -> None:
         """`function(session_id)` in the thread, however long the queue is and even if the caller is cancelled meanwhile.
 
         Never raises (cancellation apart).
         """
+        job = Job.of_function(lambda: function(session_id), session_id=session_id)
         try:
-            await self._outcome(asyncio.shield(asyncio.wrap_future(self._submit(lambda: function(session_id)))))
+            await self._outcome(job, is_shielded=True)
         except SpecdiffError as error:
             log.warning("releasing a session of the %s failed: %s", self._name, error)
 
     def close(self) -> None:
         """Drops what waits; a call that runs still finishes."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._loop.close()
 
-    def _submit(self, work: Callable[[], ReplyT | None]) -> Future[ReplyT | None]:
+    def _check_room(self) -> None:
+        if self.num_queued >= self._max_queued:
+            raise EngineUnavailable(f"{self.num_queued} calls already wait for the {self._name}", is_busy=True)
+
+    async def _outcome(self, job: Job, *, is_shielded: bool = False) -> Any:
+        if not self._loop.submit(job):
+            raise EngineUnavailable(f"the {self._name} is stopped")
+        future = asyncio.wrap_future(job.future)
         try:
-            future = self._executor.submit(work)
-        except RuntimeError as error:  # after close(), and while the interpreter shuts down
-            raise EngineUnavailable(f"the {self._name} is stopped") from error
-        with self._lock:
-            self._num_queued += 1
-        future.add_done_callback(self._count_down)
-        return future
-
-    def _count_down(self, _: Future) -> None:
-        with self._lock:
-            self._num_queued -= 1
-
-    async def _outcome(self, future: asyncio.Future) -> ReplyT:
-        try:
-            return await future
+            return await (asyncio.shield(future) if is_shielded else future)
         except (InvalidRequest, InvalidConfig, RoleError):  # what a call may raise; the rest is a failure
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
+                job.is_abandoned = not is_shielded
                 raise
             # Raised inside the engine, or the queue was dropped: left alone it would pass for our caller's own
             # cancellation, and a gRPC client would wait for ever.
@@ -121,3 +111,25 @@ class EngineThread:
             raise EngineUnavailable(
                 f"the {self._name} failed with {type(error).__name__}; its log says more"
             ) from error
+
+
+def drafter_thread(
+    engine: DrafterEngine, *, max_queued: int = DEFAULT_MAX_QUEUED
+) -> tuple[EngineThread, Callable[[DraftCall], Awaitable[DraftBlock]]]:
+    """A thread for `engine`, and its `draft` there: in batches where it can."""
+    if not isinstance(engine, BatchingDrafter):
+        thread = EngineThread("drafter", max_queued=max_queued)
+        return thread, lambda call: thread.call(engine.draft, call, session_id=call.prefix.session_id)
+    thread = EngineThread("drafter", forward_parts=engine.forward_parts, max_queued=max_queued)
+    return thread, lambda call: thread.call_in_steps(engine.drafting, call, session_id=call.prefix.session_id)
+
+
+def verifier_thread(
+    engine: VerifierEngine, *, max_queued: int = DEFAULT_MAX_QUEUED
+) -> tuple[EngineThread, Callable[[VerifyCall], Awaitable[TargetRows]]]:
+    """A thread for `engine`, and its `verify` there: in batches where it can."""
+    if not isinstance(engine, BatchingVerifier):
+        thread = EngineThread("verifier", max_queued=max_queued)
+        return thread, lambda call: thread.call(engine.verify, call, session_id=call.prefix.session_id)
+    thread = EngineThread("verifier", forward_parts=engine.forward_parts, max_queued=max_queued)
+    return thread, lambda call: thread.call_in_steps(engine.verifying, call, session_id=call.prefix.session_id)

@@ -16,7 +16,7 @@ from specdiff_dist.pb import roles_pb2 as pb
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport import codec
 from specdiff_dist.transport.checks import check_draft_call, check_resolve_call, check_verify_call
-from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED, EngineThread
+from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED, EngineThread, drafter_thread, verifier_thread
 from specdiff_dist.transport.grpc_errors import DETAIL_KEY, to_status
 from specdiff_dist.transport.grpc_options import MAX_MESSAGE_BYTES, SERVER_OPTIONS, join_address
 
@@ -57,7 +57,7 @@ async def start_drafter_server(
     engine: DrafterEngine, *, host: str = "127.0.0.1", port: int = 0, max_queued: int = DEFAULT_MAX_QUEUED
 ) -> RoleServer:
     """Serves `engine`; port 0 takes any free one. Raises OSError when the port cannot be bound."""
-    thread = EngineThread("drafter", max_queued=max_queued)
+    thread, run_draft = drafter_thread(engine, max_queued=max_queued)
     engine_info = engine.info
 
     async def info(request: bytes) -> bytes:
@@ -66,7 +66,7 @@ async def start_drafter_server(
     async def draft(request: bytes) -> bytes:
         call = codec.decode_draft_call(request)
         check_draft_call(call, engine_info)
-        return codec.encode_draft_block(await thread.call(engine.draft, call))
+        return codec.encode_draft_block(await run_draft(call))
 
     async def release(request: bytes) -> bytes:
         await thread.release(engine.release, codec.decode_release(request))
@@ -81,7 +81,7 @@ async def start_verifier_server(
     engine: VerifierEngine, *, host: str = "127.0.0.1", port: int = 0, max_queued: int = DEFAULT_MAX_QUEUED
 ) -> RoleServer:
     """Serves `engine`; port 0 takes any free one. Raises OSError when the port cannot be bound."""
-    thread = EngineThread("verifier", max_queued=max_queued)
+    thread, run_verify = verifier_thread(engine, max_queued=max_queued)
     engine_info = engine.info
 
     async def info(request: bytes) -> bytes:
@@ -90,12 +90,12 @@ async def start_verifier_server(
     async def verify(request: bytes) -> bytes:
         call = codec.decode_verify_call(request)
         check_verify_call(call, engine_info)
-        return codec.encode_target_rows(await thread.call(engine.verify, call))
+        return codec.encode_target_rows(await run_verify(call))
 
     async def resolve(request: bytes) -> bytes:
         call = codec.decode_resolve_call(request)
         check_resolve_call(call, engine_info)
-        return codec.encode_resolved(await thread.call(engine.resolve, call))
+        return codec.encode_resolved(await thread.call(engine.resolve, call, session_id=call.session_id))
 
     async def release(request: bytes) -> bytes:
         await thread.release(engine.release, codec.decode_release(request))

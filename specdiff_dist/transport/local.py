@@ -15,7 +15,7 @@ from specdiff_dist.transport.checks import (
     check_target_rows,
     check_verify_call,
 )
-from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED, EngineThread, EngineUnavailable
+from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED, EngineUnavailable, drafter_thread, verifier_thread
 from specdiff_dist.types import (
     DraftBlock,
     DraftCall,
@@ -29,11 +29,11 @@ from specdiff_dist.types import (
 
 
 class LocalDrafter:
-    """A Drafter over an engine; its calls run one after another in a thread of their own."""
+    """A Drafter over an engine; whose calls run in a thread of their own."""
 
     def __init__(self, engine: DrafterEngine, *, max_queued: int = DEFAULT_MAX_QUEUED) -> None:
         self.engine = engine
-        self._thread = EngineThread("drafter", max_queued=max_queued)
+        self._thread, self._draft = drafter_thread(engine, max_queued=max_queued)
 
     @property
     def num_queued(self) -> int:
@@ -48,7 +48,7 @@ class LocalDrafter:
         info = self.engine.info
         check_draft_call(call, info)
         try:
-            block = await self._thread.call(self.engine.draft, call)
+            block = await self._draft(call)
         except EngineUnavailable as error:
             raise DrafterUnavailable(str(error)) from error
         check_draft_block(block, call, info)
@@ -64,11 +64,11 @@ class LocalDrafter:
 
 
 class LocalVerifier:
-    """A Verifier over an engine; its calls run one after another in a thread of their own."""
+    """A Verifier over an engine; whose calls run in a thread of their own."""
 
     def __init__(self, engine: VerifierEngine, *, max_queued: int = DEFAULT_MAX_QUEUED) -> None:
         self.engine = engine
-        self._thread = EngineThread("verifier", max_queued=max_queued)
+        self._thread, self._verify = verifier_thread(engine, max_queued=max_queued)
 
     @property
     def num_queued(self) -> int:
@@ -83,7 +83,7 @@ class LocalVerifier:
         info = self.engine.info
         check_verify_call(call, info)
         try:
-            target = await self._thread.call(self.engine.verify, call)
+            target = await self._verify(call)
         except EngineUnavailable as error:
             raise VerifierUnavailable(str(error)) from error
         check_target_rows(target, call, info)
@@ -94,7 +94,7 @@ class LocalVerifier:
         started = perf_counter()
         check_resolve_call(call, self.engine.info)
         try:
-            resolved = await self._thread.call(self.engine.resolve, call)
+            resolved = await self._thread.call(self.engine.resolve, call, session_id=call.session_id)
         except EngineUnavailable as error:
             raise VerifierUnavailable(str(error)) from error
         check_resolved(resolved, self.engine.info)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from specdiff_dist.batching import Steps, run_alone
 from specdiff_dist.core.features import FeatureArray
 from specdiff_dist.core.rows import IntArray
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch
@@ -23,35 +25,13 @@ from specdiff_dist.types import (
     VerifyCall,
 )
 from specdiff_dist.verifiers.features import wire_features
+from specdiff_dist.verifiers.forward import Forwarded, ForwardPart, ModelForward
 from specdiff_dist.verifiers.target_rows import draw_recovered, target_rows
 
 CacheT = TypeVar("CacheT")
 
-PREFILL_CHUNK = 512  # tokens per forward; bounds the memory and the time of one
-
-
-class ModelForward(Protocol[CacheT]):
-    """The seam below the sessions: what a verifier model must be able to do."""
-
-    vocab_size: int  # of the real vocabulary: ids ≥ this never occur
-    max_model_len: int
-    dtype: str
-    num_layers: int  # whose hidden states it gives; 0: none
-    hidden_size: int
-
-    def new_cache(self) -> CacheT: ...
-
-    def crop(self, cache: CacheT, length: int) -> None:
-        """Cuts the cache to its first `length` tokens."""
-        ...
-
-    def forward(
-        self, cache: CacheT, token_ids: IntArray, num_logits: int, feature_layers: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """Appends `token_ids` [t ≥ 1] to the cache. Returns float32 [num_logits, V], the logits after each of the last
-        `num_logits` ≥ 1 tokens, and [t, F · H], the outputs of the layers `feature_layers` side by side (None without).
-        The cache is unusable if this raises."""
-        ...
+PREFILL_CHUNK = {"cpu": 128}  # tokens per forward: other sessions wait so long, at most, when a long prompt comes
+PREFILL_CHUNK_ELSEWHERE = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +44,9 @@ class _HeldRows:
 
 
 class CausalLMVerifier(Generic[CacheT]):
-    """A VerifierEngine: makes a session's cache agree with the call's prefix, runs the new and draft tokens in one
-    forward (long prompts in chunks of `prefill_chunk`), and turns the last d + 1 logits into target rows."""
+    """A VerifierEngine that batches: makes a session's cache agree with the call's prefix, runs the new and draft tokens
+    (long prompts in chunks of `prefill_chunk`), and turns the last d + 1 logits into target rows. Calls of several sessions
+    share their forwards (batching.py)."""
 
     def __init__(
         self,
@@ -75,12 +56,13 @@ class CausalLMVerifier(Generic[CacheT]):
         eos_token_ids: tuple[int, ...] = (),
         max_model_len: int | None = None,
         max_sessions: int = 64,
-        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
     ) -> None:
+        """`prefill_chunk`: tokens; None: what suits the model's device."""
         if max_model_len is not None and not 1 <= max_model_len <= model.max_model_len:
             raise InvalidConfig(f"max_model_len must be 1 … {model.max_model_len} for {name}, not {max_model_len}")
         self._model = model
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk = prefill_chunk or PREFILL_CHUNK.get(model.device_type, PREFILL_CHUNK_ELSEWHERE)
         self._info = VerifierInfo(
             name, model.vocab_size, max_model_len or model.max_model_len, eos_token_ids, model.dtype, model.num_layers,
             model.hidden_size,
@@ -97,21 +79,27 @@ class CausalLMVerifier(Generic[CacheT]):
 
     def verify(self, call: VerifyCall) -> TargetRows:
         """See roles.Verifier. Raises InvalidRequest also for ids outside the vocabulary and over max_model_len."""
+        return run_alone(self.verifying(call), self.forward_parts)
+
+    def forward_parts(self, parts: Sequence[ForwardPart[CacheT]]) -> list[Forwarded]:
+        """One forward for what `verifying` of several sessions asked for."""
+        return self._model.forward_parts(parts)
+
+    def verifying(self, call: VerifyCall) -> Steps[ForwardPart[CacheT], Forwarded, TargetRows]:
+        """`verify` as a coroutine that yields the forwards it needs."""
         self._check(call)
         session_id = call.prefix.session_id
         session = self._sessions.get(session_id)
         session.held = None
         length = session.agree(call.prefix)
         tokens = np.concatenate([call.prefix.new_token_ids, call.draft_token_ids]).astype(np.int32)
-        started = time.perf_counter()
         try:
             self._model.crop(session.cache, length)
             skipped = call.feature_start - call.prefix.prefix_len  # leading tokens without features
-            logits, features, num_forwards = self._forward(
+            logits, features = yield from self._forward(
                 session, tokens, len(call.draft_token_ids) + 1, call.feature_layers, skipped
             )
-            cost = CallCost(forward_s=time.perf_counter() - started, num_forwards=num_forwards)
-            target = target_rows(logits, call, cached_len=session.cached_len, cost=cost)
+            target = target_rows(logits, call, cached_len=session.cached_len)
             if call.hold_rows and target.is_wide:
                 session.held = _HeldRows(call.prefix.round_index, logits, call.sampling)
             return target if features is None else replace(target, features=features)
@@ -137,30 +125,23 @@ class CausalLMVerifier(Generic[CacheT]):
 
     def _forward(
         self, session: SessionPrefix[CacheT], tokens: IntArray, num_logits: int, layers: tuple[int, ...], skipped: int
-    ) -> tuple[Tensor, FeatureArray | None, int]:
-        """Adds `tokens` to the session; the last `num_logits` logits, the features of all but the first `skipped` tokens
-        (None without layers), and how many forwards it took."""
-        num_forwards = 1
+    ) -> Steps[ForwardPart[CacheT], Forwarded, tuple[Tensor, FeatureArray | None]]:
+        """Adds `tokens` to the session; the last `num_logits` logits, and the features of all but the first `skipped`
+        tokens (None without layers)."""
         hidden: list[FeatureArray] = []
-
-        def run(chunk: IntArray, num_logits: int) -> Tensor:
-            nonlocal skipped
-            logits, states = self._model.forward(
-                session.cache, chunk, num_logits, layers if skipped < len(chunk) else ()
+        while True:
+            is_last = len(tokens) <= max(self._prefill_chunk, num_logits)
+            chunk = tokens if is_last else tokens[: min(self._prefill_chunk, len(tokens) - num_logits)]
+            forwarded = yield ForwardPart(
+                session.cache, chunk, num_logits if is_last else 0, layers if skipped < len(chunk) else ()
             )
-            if states is not None:
-                hidden.append(wire_features(states[skipped:]))
-            skipped = max(skipped - len(chunk), 0)
             session.extend(chunk)
-            return logits
-
-        while len(tokens) > max(self._prefill_chunk, num_logits):
-            size = min(self._prefill_chunk, len(tokens) - num_logits)
-            run(tokens[:size], 1)
-            tokens = tokens[size:]
-            num_forwards += 1
-        logits = run(tokens, num_logits)
-        return logits, self._joined(hidden, layers), num_forwards
+            if forwarded.features is not None:
+                hidden.append(wire_features(forwarded.features[skipped:]))
+            skipped = max(skipped - len(chunk), 0)
+            tokens = tokens[len(chunk) :]
+            if is_last:
+                return forwarded.logits, self._joined(hidden, layers)
 
     def _joined(self, hidden: list[FeatureArray], layers: tuple[int, ...]) -> FeatureArray | None:
         if not layers:

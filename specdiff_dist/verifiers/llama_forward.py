@@ -6,6 +6,7 @@ matrices laid out for 2 … 17 rows at a time, which is what speculation asks of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdiff_dist.core.rows import IntArray
 from specdiff_dist.errors import ModelUnavailable
 from specdiff_dist.verifiers.device import pick_device, pick_dtype
 from specdiff_dist.verifiers.folder import read_config, read_tensors, real_vocab_size
+from specdiff_dist.verifiers.forward import Forwarded, ForwardPart
 from specdiff_dist.verifiers.llama_layers import KVCache, LlamaLayers, LlamaShape, Weights, rope_of
 from specdiff_dist.verifiers.packed_linear import make_linear
 
@@ -70,7 +71,7 @@ class LlamaForward:
         self.max_model_len = shape.max_position_embeddings
         self.dtype = str(dtype).removeprefix("torch.")
         self.num_layers, self.hidden_size = shape.num_hidden_layers, shape.hidden_size
-        self._device = device
+        self._device, self.device_type = device, device.type
         tensors = Weights(weights, owner="the verifier's", dtype=dtype, device=device)
         self._layers = LlamaLayers(shape, tensors, make_linear, dtype=dtype, device=device)
         self._embedding = tensors.take("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
@@ -100,20 +101,29 @@ class LlamaForward:
         cache.crop(length)
 
     @torch.inference_mode()
-    def forward(
-        self, cache: KVCache, token_ids: IntArray, num_logits: int, feature_layers: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward_parts(self, parts: Sequence[ForwardPart[KVCache]]) -> list[Forwarded]:
         """See ModelForward. On the model's device; features in its dtype."""
-        start, end = cache.length, cache.length + len(token_ids)
-        cache.reserve(end)
-        rotary, mask = self._layers.rotary(start, end), self._layers.mask(start, len(token_ids))
-        ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int64)).to(self._device)
-        x = self._embedding[ids]
-        hidden: list[Tensor] = []
-        for index in range(len(self._layers)):
-            x = self._layers.run(index, cache, x, rotary, mask)
-            if index in feature_layers:
-                hidden.append(x)
-        cache.length = end
-        logits = self._output(self._layers.final_norm(x[-num_logits:])).float()
-        return logits, torch.cat(hidden, dim=-1) if hidden else None
+        layers = self._layers
+        batch = layers.place([part.cache for part in parts], [part.num_tokens for part in parts], [0] * len(parts))
+        ids = np.concatenate([part.token_ids for part in parts]).astype(np.int64)
+        x = self._embedding[torch.from_numpy(ids).to(self._device)]
+        wanted = {layer for part in parts for layer in part.feature_layers}
+        hidden: dict[int, Tensor] = {}
+        for index in range(len(layers)):
+            x = layers.run(index, batch, x)
+            if index in wanted:
+                hidden[index] = x
+        batch.commit()
+
+        ends = [span.first + span.num_rows for span in batch.spans]
+        rows = [x[end - part.num_logits : end] for part, end in zip(parts, ends, strict=True)]
+        counts = [part.num_logits for part in parts]
+        logits = self._output(layers.final_norm(rows[0] if len(rows) == 1 else torch.cat(rows))).float()
+        return [
+            Forwarded(own, _side_by_side(hidden, part.feature_layers, slice(end - part.num_tokens, end)))
+            for part, own, end in zip(parts, logits.split(counts), ends, strict=True)
+        ]
+
+
+def _side_by_side(hidden: dict[int, Tensor], layers: tuple[int, ...], rows: slice) -> Tensor | None:
+    return torch.cat([hidden[layer][rows] for layer in layers], dim=-1) if layers else None

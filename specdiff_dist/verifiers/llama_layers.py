@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,40 @@ class KVCache:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """The rows that one cache adds in a forward: `num_causal` rows, then `num_block` that see everything."""
+
+    cache: KVCache
+    first: int  # row of the batch
+    num_causal: int
+    num_block: int
+    mask: Tensor | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_causal + self.num_block
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The rows of one forward. Matrices see them all at once; attention goes span by span, so that no session is padded
+    to another one's length."""
+
+    spans: list[Span]
+    rotary: tuple[Tensor, Tensor]
+
+    def block_rows(self, x: Tensor) -> Tensor:
+        """The rows of x [n, …] that belong to blocks."""
+        rows = [x[span.first + span.num_causal : span.first + span.num_rows] for span in self.spans]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def commit(self) -> None:
+        """Keeps the causal rows in their caches; the blocks' rows are forgotten."""
+        for span in self.spans:
+            span.cache.length += span.num_causal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     input_norm: Tensor
     qkv: Linear
@@ -115,6 +149,20 @@ class LlamaLayers:
     def new_cache(self) -> KVCache:
         return KVCache(self._shape, dtype=self._dtype, device=self._device)
 
+    def place(self, caches: Sequence[KVCache], num_causal: Sequence[int], num_block: Sequence[int]) -> Batch:
+        """Lays the new rows of several caches side by side: m causal rows each, then b rows that see everything. Makes room
+        for them."""
+        spans: list[Span] = []
+        at = 0
+        for cache, causal, block in zip(caches, num_causal, num_block, strict=True):
+            cache.reserve(cache.length + causal + block)
+            spans.append(Span(cache, at, causal, block, self._mask(cache.length, causal, block)))
+            at += causal + block
+        rotary = [self.rotary(span.cache.length, span.cache.length + span.num_rows) for span in spans]
+        if len(rotary) == 1:
+            return Batch(spans, rotary[0])
+        return Batch(spans, (torch.cat([cos for cos, _ in rotary]), torch.cat([sin for _, sin in rotary])))
+
     def rotary(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions start … end-1, for `rotate`; each [n, 1, head_dim]."""
         if end > len(self._cos_sin[0]):
@@ -122,9 +170,8 @@ class LlamaLayers:
         cos, sin = self._cos_sin
         return cos[start:end, None], sin[start:end, None]
 
-    def mask(self, start: int, num_causal: int, num_block: int = 0) -> Tensor | None:
-        """[(m + b) * group, start + m + b] for `run`, 0 where a query row may look, else -inf: m causal rows, then b rows that
-        see everything. None where all may look everywhere."""
+    def _mask(self, start: int, num_causal: int, num_block: int) -> Tensor | None:
+        """[(m + b) * group, start + m + b], 0 where a query row may look, else -inf. None where all may look everywhere."""
         if num_causal == 0 or (num_causal == 1 and num_block == 0):
             return None
         end = start + num_causal + num_block
@@ -133,19 +180,12 @@ class LlamaLayers:
         hidden = torch.cat([hidden, hidden.new_zeros(num_block, end)])
         return hidden.repeat_interleave(group, 0)
 
-    def run(
-        self,
-        index: int,
-        cache: KVCache,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        first: int = 0,
-    ) -> Tensor:
-        """Layer `index` over x [n, H], whose keys and values go into the cache; the outputs of the rows from `first` on,
-        which see everything unless `first` is 0."""
+    def run(self, index: int, batch: Batch, x: Tensor, *, block_only: bool = False) -> Tensor:
+        """Layer `index` over the batch's rows x [n, H], whose keys and values go into the caches; the outputs of all rows,
+        or of the blocks' rows alone (then every span has a block)."""
         layer = self._layers[index]
-        x = x[first:] + self._attend(layer, index, cache, self.normed_for(index, x), rotary, mask, first)
+        attended = self._attend(layer, index, batch, self.normed_for(index, x), block_only)
+        x = (batch.block_rows(x) if block_only else x) + attended
         gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
         return x + layer.down(silu(gate).mul_(up))
 
@@ -156,33 +196,30 @@ class LlamaLayers:
     def final_norm(self, x: Tensor) -> Tensor:
         return self._normed(x, self._final_norm)
 
-    def _attend(
-        self,
-        layer: _Layer,
-        index: int,
-        cache: KVCache,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        first: int,
-    ) -> Tensor:
-        shape, num_rows = self._shape, len(x)
+    def _attend(self, layer: _Layer, index: int, batch: Batch, x: Tensor, block_only: bool) -> Tensor:
+        shape = self._shape
         kv_heads, group = shape.num_key_value_heads, shape.num_attention_heads // shape.num_key_value_heads
-        qkv = layer.qkv(x).view(num_rows, -1, shape.head_dim)
-        rotated = rotate(qkv[:, : (group + 1) * kv_heads], *rotary)
-        end = cache.length + num_rows
-        cache.keys[index, :, cache.length : end] = rotated[:, group * kv_heads :].transpose(0, 1)
-        cache.values[index, :, cache.length : end] = qkv[:, (group + 1) * kv_heads :].transpose(0, 1)
-        # Query heads that share a key head become further query rows: one attention per key head, nothing repeated.
-        num_queries = num_rows - first
-        query = rotated[first:, : group * kv_heads].view(num_queries, kv_heads, group, shape.head_dim)
-        query = query.transpose(0, 1).reshape(1, kv_heads, num_queries * group, shape.head_dim)
-        attended = scaled_dot_product_attention(
-            query, cache.keys[None, index, :, :end], cache.values[None, index, :, :end],
-            attn_mask=None if first else mask,
-        )  # fmt: skip
-        attended = attended.view(kv_heads, num_queries, -1).transpose(0, 1)
-        return layer.attention_output(attended.reshape(num_queries, -1))
+        qkv = layer.qkv(x).view(len(x), -1, shape.head_dim)
+        rotated = rotate(qkv[:, : (group + 1) * kv_heads], *batch.rotary)
+        values = qkv[:, (group + 1) * kv_heads :]
+        attended: list[Tensor] = []
+        for span in batch.spans:
+            cache, rows = span.cache, slice(span.first, span.first + span.num_rows)
+            end = cache.length + span.num_rows
+            cache.keys[index, :, cache.length : end] = rotated[rows, group * kv_heads :].transpose(0, 1)
+            cache.values[index, :, cache.length : end] = values[rows].transpose(0, 1)
+            # Query heads that share a key head become further query rows: one attention per key head, nothing repeated.
+            skipped = span.num_causal if block_only else 0
+            num_queries = span.num_rows - skipped
+            query = rotated[span.first + skipped : rows.stop, : group * kv_heads]
+            query = query.view(num_queries, kv_heads, group, shape.head_dim).transpose(0, 1)
+            out = scaled_dot_product_attention(
+                query.reshape(1, kv_heads, num_queries * group, shape.head_dim),
+                cache.keys[None, index, :, :end], cache.values[None, index, :, :end],
+                attn_mask=None if skipped else span.mask,
+            )  # fmt: skip
+            attended.append(out.view(kv_heads, num_queries, -1).transpose(0, 1).reshape(num_queries, -1))
+        return layer.attention_output(attended[0] if len(attended) == 1 else torch.cat(attended))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != torch.float32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from specdiff_dist.core.rows import IntArray
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.verifiers.device import pick_device, pick_dtype
 from specdiff_dist.verifiers.folder import real_vocab_size
+from specdiff_dist.verifiers.forward import Forwarded, ForwardPart
 from specdiff_dist.verifiers.transformers_model import load_causal_lm
 
 _CROPPABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -36,6 +37,7 @@ class TransformersForward:
         self.vocab_size = padded if vocab_size is None else min(vocab_size, padded)
         self.max_model_len = int(getattr(text_config, "max_position_embeddings", None) or 1 << 30)
         self.dtype = str(model.dtype).removeprefix("torch.")
+        self.device_type = model.device.type
         self._layers = _decoder_layers(model)
         self.num_layers, self.hidden_size = len(self._layers), int(text_config.hidden_size)
 
@@ -59,30 +61,34 @@ class TransformersForward:
         if surplus > 0:
             cache.crop(-surplus)
 
+    def forward_parts(self, parts: Sequence[ForwardPart[DynamicCache]]) -> list[Forwarded]:
+        """See ModelForward. On the model's device; features in its dtype. Part after part: a DynamicCache belongs to one
+        session, and joining ragged ones would pad every session to the longest."""
+        return [self._forward_one(part) for part in parts]
+
     @torch.inference_mode()
-    def forward(
-        self, cache: DynamicCache, token_ids: IntArray, num_logits: int, feature_layers: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ModelForward. On the model's device; features in its dtype."""
-        device, start = self._model.device, cache.get_seq_length()
-        ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int64)).to(device)[None]
-        positions = torch.arange(start, start + len(token_ids), device=device)[None]
+    def _forward_one(self, part: ForwardPart[DynamicCache]) -> Forwarded:
+        device, start = self._model.device, part.cache.get_seq_length()
+        ids = torch.from_numpy(np.ascontiguousarray(part.token_ids, np.int64)).to(device)[None]
+        positions = torch.arange(start, start + part.num_tokens, device=device)[None]
         hidden: list[Tensor] = []
 
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
             hidden.append((output if isinstance(output, Tensor) else output[0])[0])
 
         # Hooks instead of output_hidden_states, which keeps all layers and gives the last one after the final norm.
-        hooks = [self._layers[index].register_forward_hook(keep) for index in feature_layers]
+        hooks = [self._layers[index].register_forward_hook(keep) for index in part.feature_layers]
         try:
             output = self._model(
-                input_ids=ids, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=num_logits
-            )
+                input_ids=ids, position_ids=positions, cache=part.cache, use_cache=True,
+                logits_to_keep=max(part.num_logits, 1),  # 0 means all of them
+            )  # fmt: skip
         finally:
             for hook in hooks:
                 hook.remove()
-        logits = output.logits[0, -num_logits:, : self.vocab_size].float()
-        return logits, torch.cat(hidden, dim=-1) if hidden else None
+        logits = output.logits[0]
+        logits = logits[len(logits) - part.num_logits :, : self.vocab_size].float()
+        return Forwarded(logits, torch.cat(hidden, dim=-1) if hidden else None)
 
 
 def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

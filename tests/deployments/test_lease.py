@@ -214,7 +214,7 @@ async def test_a_model_that_is_stuck_fails_the_health_check(serve_port):
     client = GrpcDrafter(server.address)
     replica = Replica(server, client, leases, max_call_s=0.05)
     leases.open("session")
-    with leases.running_call("session", DrafterUnavailable):
+    with leases.busy():
         replica.check_model()
         await asyncio.sleep(0.1)
         with pytest.raises(RuntimeError, match="model call"):
@@ -246,7 +246,7 @@ def test_a_router_that_dies_gives_its_places_back(app):
     answer.read(3)
     pid, _ = app["Router"].process.remote().result()
     os.kill(pid, signal.SIGKILL)
-    assert seconds_until(lambda: nothing_held(app)) < 2.5  # polled every second
+    assert seconds_until(lambda: nothing_held(app)) < 5.0  # polled every second
     with pytest.raises(RayError):
         answer.read()
     seconds_until(lambda: app["Router"].process.remote().result()[0] != pid, 20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from specdiff_dist.config import DecodeConfig, Effort, Static
 from specdiff_dist.drafters import load_drafter
@@ -20,9 +19,10 @@ from specdiff_dist.errors import InvalidConfig, InvalidRequest
 from specdiff_dist.train.start import Start, from_verifier, with_features
 from specdiff_dist.types import DraftCall, PrefixStatement, SamplingParams, TokenChunk, prefix_crc
 from specdiff_dist.verifiers import load_verifier
+from specdiff_dist.verifiers.forward import forward_one
 from specdiff_dist.verifiers.llama_forward import LlamaForward
 from tests.doubles import Direct, make_request, plain_greedy
-from tests.tiny_models import VOCAB_SIZE, save_verifier, tiny_llama
+from tests.tiny_models import VOCAB_SIZE, save_start, save_verifier, tiny_llama
 
 LAYERS = (0, 2, 3)  # of the verifier, as the drafter's
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5])
@@ -53,7 +53,7 @@ def features_of(folder: Path, layers: tuple[int, ...]) -> tuple[torch.Tensor, An
     verifier: Any = load_verifier(str(folder), dtype="float32", device="cpu")
     assert isinstance(verifier._model, LlamaForward)
     cache = verifier._model.new_cache()
-    _, states = verifier._model.forward(cache, TOKENS.numpy().astype(np.int32), 1, layers)
+    _, states = forward_one(verifier._model, cache, TOKENS.numpy().astype(np.int32), 1, layers)
     assert states is not None
     return states, cache
 
@@ -96,19 +96,10 @@ def test_lower_precision_is_close(verifier_folder, dtype):
     assert np.corrcoef(logits[0].ravel(), logits[1].ravel())[0, 1] > 0.95
 
 
-def save_features_drafter(folder: Path, start: Start, weights: dict[str, torch.Tensor]) -> str:
-    folder.mkdir()
-    fields = dataclasses.asdict(start.config)
-    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
-    (folder / "config.json").write_text(json.dumps(fields))
-    save_file(weights, folder / "drafter.safetensors")
-    return str(folder)
-
-
 @pytest.fixture
 def pair(verifier_folder, tmp_path) -> tuple[Any, Any]:
     start = start_of(verifier_folder)
-    name = save_features_drafter(tmp_path / "drafter", start, random_fusion(start))
+    name = save_start(tmp_path / "drafter", start, random_fusion(start))
     drafter = load_drafter(name, verifier=str(verifier_folder), dtype="float32", device="cpu")
     assert drafter.info.feature_layers == (1, 2) and drafter.info.feature_size == 64
     return drafter, load_verifier(str(verifier_folder), dtype="float32", device="cpu")
@@ -192,7 +183,7 @@ def test_calls_are_idempotent_and_may_state_the_prefix_in_any_pieces(pair, verif
 
 def test_the_config_is_checked(verifier_folder, tmp_path):
     start = start_of(verifier_folder)
-    name = save_features_drafter(tmp_path / "drafter", start, start.weights)
+    name = save_start(tmp_path / "drafter", start, start.weights)
     path = tmp_path / "drafter" / "config.json"
     good = json.loads(path.read_text())
     for change in ({"feature_layers": [2, 1]}, {"feature_sources": [0, 0]}, {"feature_sources": [0, 1, 2]}):

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
 from specdiff_dist.verifiers import load_verifier
 from specdiff_dist.verifiers.folder import read_config
+from specdiff_dist.verifiers.forward import forward_one
 from specdiff_dist.verifiers.llama_forward import LlamaForward, plain_llama
 from tests.tiny_models import VOCAB_SIZE, save_verifier, tiny_llama, tiny_sliding
 
@@ -39,7 +40,7 @@ def test_logits_are_those_of_transformers_through_prefill_blocks_and_rollback(tm
     for num_new, keep in ((150, 150), (1, 1), (5, 2), (2, 0), (17, 17), (40, 3), (1, 1)):
         new = rng.integers(0, VOCAB_SIZE, num_new)
         num_logits = min(num_new, 7)
-        logits, _ = own.forward(cache, new.astype(np.int32), num_logits)
+        logits, _ = forward_one(own, cache, new.astype(np.int32), num_logits)
         np.testing.assert_allclose(logits, reference(model, [*tokens, *new.tolist()], num_logits), atol=1e-4)
         tokens += new[:keep].tolist()
         own.crop(cache, len(tokens))
@@ -52,14 +53,14 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16_is(tmp_path):
     exact = reference(model, tokens.tolist(), 30)
     own = load(folder, "bfloat16")
     theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    own_error = np.abs(own.forward(own.new_cache(), tokens, 30)[0].numpy() - exact).mean()
+    own_error = np.abs(forward_one(own, own.new_cache(), tokens, 30)[0].numpy() - exact).mean()
     assert own_error < 1.5 * np.abs(reference(theirs, tokens.tolist(), 30) - exact).mean()
 
 
 def test_columns_that_only_pad_the_output_matrix_are_left_out(tmp_path):
     own = load(save_verifier(tmp_path, tiny_llama(), num_words=90))
     assert own.vocab_size == 90
-    assert own.forward(own.new_cache(), np.array([3], np.int32), 1)[0].shape == (1, 90)
+    assert forward_one(own, own.new_cache(), np.array([3], np.int32), 1)[0].shape == (1, 90)
 
 
 def test_it_is_what_runs_a_llama_folder_and_not_others(tmp_path):
@@ -99,7 +100,9 @@ def test_sharded_weights_load(tmp_path):
     weight_map = {name: "a.safetensors" if name in names[:5] else "b.safetensors" for name in names}
     (tmp_path / "shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     ids = np.array([1, 2, 3], np.int32)
-    logits = [own.forward(own.new_cache(), ids, 3)[0] for own in (load(tmp_path / "whole"), load(tmp_path / "shards"))]
+    logits = [
+        forward_one(own, own.new_cache(), ids, 3)[0] for own in (load(tmp_path / "whole"), load(tmp_path / "shards"))
+    ]
     assert torch.equal(*logits)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import PrefixMismatch
 from specdiff_dist.types import PrefixStatement, ResolveCall, SamplingParams, VerifyCall, prefix_crc
 from specdiff_dist.verifiers.causal_lm import CausalLMVerifier
+from specdiff_dist.verifiers.forward import Forwarded, ForwardPart
 from specdiff_dist.verifiers.target_rows import draw_recovered, target_rows
 
 
@@ -49,7 +52,7 @@ def test_draws_what_the_whole_row_would_give(params: SamplingParams) -> None:
 class Counting:
     """A ModelForward whose logits depend on the number of tokens."""
 
-    vocab_size, max_model_len, dtype = 400, 64, "float32"
+    vocab_size, max_model_len, dtype, device_type = 400, 64, "float32", "cpu"
     num_layers, hidden_size = 0, 0
 
     def new_cache(self) -> list[int]:
@@ -58,12 +61,13 @@ class Counting:
     def crop(self, cache: list[int], length: int) -> None:
         del cache[length:]
 
-    def forward(
-        self, cache: list[int], token_ids: np.ndarray, num_logits: int, feature_layers: tuple[int, ...] = ()
-    ) -> tuple[torch.Tensor, None]:
-        cache.extend(token_ids.tolist())
-        generator = torch.Generator().manual_seed(len(cache))
-        return torch.randn(num_logits, self.vocab_size, generator=generator), None
+    def forward_parts(self, parts: Sequence[ForwardPart[list[int]]]) -> list[Forwarded]:
+        return [self._forward(part) for part in parts]
+
+    def _forward(self, part: ForwardPart[list[int]]) -> Forwarded:
+        part.cache.extend(part.token_ids.tolist())
+        generator = torch.Generator().manual_seed(len(part.cache))
+        return Forwarded(torch.randn(part.num_logits, self.vocab_size, generator=generator), None)
 
 
 def test_rows_are_held_until_the_next_call_only() -> None:

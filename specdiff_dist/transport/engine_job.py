@@ -1,0 +1,110 @@
+"""A call on its way through the engine's thread."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import perf_counter
+from typing import Any
+
+from specdiff_dist.batching import Steps, with_cost
+
+
+class Job:
+    """One call: a function, or steps between forwards. `future` is the caller's end; all else belongs to the thread."""
+
+    def __init__(self, begin: Callable[[], Any], session_id: str | None, *, in_steps: bool) -> None:
+        self.session_id = session_id
+        self.future: Future[Any] = Future()
+        self.part: Any = None  # what it needs forwarded next
+        self.is_abandoned = False  # set by the caller: nobody waits for it any more
+        self.is_done = False
+        self._begin, self._in_steps = begin, in_steps
+        self._steps: Steps[Any, Any, Any] | None = None
+        self._submitted = perf_counter()
+        self._queue_s = self._busy_s = 0.0
+        self._num_forwards, self._batch_size = 0, 1
+
+    @staticmethod
+    def of_function(function: Callable[[], Any], *, session_id: str | None) -> Job:
+        """A call that is run whole. Without a session it waits for none."""
+        return Job(function, session_id, in_steps=False)
+
+    @staticmethod
+    def of_steps(begin: Callable[[], Steps[Any, Any, Any]], *, session_id: str) -> Job:
+        """A batching engine's call."""
+        return Job(begin, session_id, in_steps=True)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.part.num_tokens
+
+    def start(self) -> None:
+        """Runs it to its first forward, or to its end."""
+        if not self.future.set_running_or_notify_cancel():
+            self.is_done = True
+            return
+        self._queue_s = perf_counter() - self._submitted
+        if self._in_steps:
+            self._steps = self._begin()
+            self._advance(lambda steps: next(steps))
+            return
+        started = perf_counter()
+        try:
+            reply = self._begin()
+        except StopIteration:  # no future takes one: the caller would wait for ever
+            self._fail(RuntimeError("the engine raised StopIteration"))
+        except BaseException as error:  # noqa: BLE001 (raised at the caller's)
+            self._fail(error)
+        else:
+            self._busy_s = perf_counter() - started
+            self._finish(reply)
+
+    def go_on(self, result: Any, *, forward_s: float, batch_size: int) -> None:
+        """Gives it what came of its part, and runs it to its next forward or to its end."""
+        self._busy_s += forward_s
+        self._num_forwards += 1
+        self._batch_size = max(self._batch_size, batch_size)
+        self._advance(lambda steps: steps.send(result))
+
+    def fail(self, error: BaseException) -> None:
+        """Tells it that the forward failed."""
+        self._advance(lambda steps: steps.throw(error))
+
+    def close_if_abandoned(self) -> bool:
+        """Ends it if nobody waits for it; whether it did."""
+        if self.is_abandoned and not self.is_done and self._steps is not None:
+            self._steps.close()
+            self._fail(RuntimeError("nobody waits for this call"))
+        return self.is_done
+
+    def _advance(self, go: Callable[[Steps[Any, Any, Any]], Any]) -> None:
+        assert self._steps is not None
+        started = perf_counter()
+        try:
+            self.part = go(self._steps)
+            self._busy_s += perf_counter() - started
+        except StopIteration as finished:
+            self._busy_s += perf_counter() - started
+            self._finish(finished.value)
+        except BaseException as error:  # noqa: BLE001 (raised at the caller's)
+            self._fail(error)
+
+    def _finish(self, reply: Any) -> None:
+        self.is_done = True
+        if reply is None:  # of a release
+            self.future.set_result(None)
+            return
+        if self._in_steps:
+            reply = with_cost(
+                reply, forward_s=self._busy_s, num_forwards=self._num_forwards, batch_size=self._batch_size
+            )
+        cost = dataclasses.replace(
+            reply.cost, forward_s=reply.cost.forward_s or self._busy_s, queue_s=reply.cost.queue_s + self._queue_s
+        )
+        self.future.set_result(dataclasses.replace(reply, cost=cost))
+
+    def _fail(self, error: BaseException) -> None:
+        self.is_done = True
+        self.future.set_exception(error)  # where a caller was cancelled nobody looks at it
