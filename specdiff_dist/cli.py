@@ -18,6 +18,7 @@ import typer
 from rich.markup import escape
 from rich.progress import track
 
+from specdiff_dist.cli_engine import bench_engine
 from specdiff_dist.cli_options import (
     DrafterName,
     Dtype,
@@ -57,6 +58,7 @@ app.command()(simulate)
 app.command()(train_drafter)
 bench_app.command("model")(bench_model)
 bench_app.command("speed")(bench_speed)
+bench_app.command("engine")(bench_engine)
 
 
 @app.command()

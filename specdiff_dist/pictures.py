@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specdiff_dist.errors import InvalidConfig
 
 if TYPE_CHECKING:
+    from specdiff_dist.bench.engine import CostFit, EngineCell
     from specdiff_dist.bench.model import ModelBench
 
 
@@ -81,6 +82,31 @@ def draw_sweep(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlabel("mean TV per token from the verifier's law")
     axes.set_ylabel("speed over plain decoding")
     axes.legend(fontsize=8, title="numbers at the dots: leniency λ", title_fontsize=8)
+    _save(figure, path)
+
+
+def draw_engine(path: Path, cells: Sequence[EngineCell], fit: CostFit) -> None:
+    """Two panels: the cost of a shared forward over its tokens with the fitted plane, and what sharing is worth."""
+    figure = _figure(9.0, 4.2)
+    cost, gain = figure.subplots(1, 2)
+    for index, num in enumerate(sorted({cell.num_sessions for cell in cells})):
+        line = sorted((cell for cell in cells if cell.num_sessions == num), key=lambda cell: cell.num_tokens)
+        tokens, color = [cell.num_tokens for cell in line], f"C{index}"
+        total = [num * count for count in tokens]
+        cost.plot(total, [cell.together_ms for cell in line], "o", color=color, label=f"{num}")
+        cost.plot(total, [fit(num, count) for count in tokens], "-", color=color, linewidth=1)
+        gain.plot(tokens, [cell.speedup for cell in line], "o-", color=color, linewidth=1.4, markersize=4)
+    for axes, x, y in (
+        (cost, "tokens of all sessions", "ms, one forward"),
+        (gain, "tokens of each session", "speed-up"),
+    ):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+    cost.set_yscale("log")
+    cost.legend(fontsize=8, title="sessions (dots measured, lines fitted)", title_fontsize=8)
+    gain.axhline(1.0, color="0.6", linestyle="--", linewidth=1)
+    gain.set_title("one forward over one after another", fontsize=9)
     _save(figure, path)
 
 
