@@ -26,7 +26,7 @@ Model = Annotated[str, typer.Option(help="A known name (see `specdiff models`), 
 DrafterName = Annotated[
     str, typer.Option("--drafter", help="diffusion, prompt-lookup, combined, none, or a folder with drafter weights.")
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16, of the verifier.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or int4, of the verifier.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.", show_default="PyTorch's choice")]
 Tier = Annotated[str | None, typer.Option(help="exact, high, balanced, fast or turbo.", show_default="exact")]
 

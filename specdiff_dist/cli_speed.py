@@ -200,7 +200,9 @@ def _contenders(
     if PLAIN in wanted:
         others[PLAIN] = LocalContender(plain, _plainly(options))
     if theirs := [name for name in (GENERATE, PROMPT_LOOKUP) if name in wanted]:
-        transformers = baselines.TransformersModel(plain.folder.path, dtype=plain.verifier.engine.info.dtype)
+        dtype = plain.verifier.engine.info.dtype
+        # transformers has no 4-bit blocks: what they are as good as
+        transformers = baselines.TransformersModel(plain.folder.path, dtype="bfloat16" if dtype == "int4" else dtype)
         for name in theirs:
             others[name] = transformers.contender(
                 request.sampling, request.max_tokens, prompt_lookup=name == PROMPT_LOOKUP

@@ -23,7 +23,8 @@ def load_verifier(
     """Loads a verifier by model name (see `models.resolve`).
 
     Args:
-        dtype: float32, bfloat16 or auto (bfloat16).
+        dtype: float32, bfloat16, int4 (weights that are 4-bit blocks, on a CPU), or auto: int4 where it can be, else
+            bfloat16.
         device: a torch device, or auto: CUDA where there is one.
         num_threads: CPU threads of the whole process; None leaves them alone.
         max_model_len: context limit below the model's own.

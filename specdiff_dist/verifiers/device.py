@@ -6,13 +6,16 @@ import torch
 
 from specdiff_dist.errors import InvalidConfig
 
+INT4 = "int4"  # matrices in the 4-bit blocks they are stored in (block_linear.py)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of verifiers
 
 
 def pick_dtype(dtype: str) -> torch.dtype:
-    """`auto` is bfloat16. Raises InvalidConfig on a dtype that verifiers do not have."""
+    """`auto` is bfloat16. Raises InvalidConfig on a dtype that verifiers do not have, or only some of them (int4)."""
+    if dtype == INT4:
+        raise InvalidConfig("int4 is for Llama models whose weights are 4-bit blocks (GGUF Q4_1); use bfloat16")
     if dtype != "auto" and dtype not in DTYPES:
-        raise InvalidConfig(f"verifier dtype must be auto, {' or '.join(DTYPES)}, not {dtype!r}")
+        raise InvalidConfig(f"verifier dtype must be auto, {', '.join(DTYPES)} or int4, not {dtype!r}")
     return DTYPES.get(dtype, torch.bfloat16)
 
 

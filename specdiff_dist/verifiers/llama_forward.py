@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdiff_dist.errors import ModelUnavailable
-from specdiff_dist.verifiers.device import pick_device, pick_dtype
+from specdiff_dist.errors import InvalidConfig, ModelUnavailable
+from specdiff_dist.verifiers.block_linear import block_linear, has_block_product, is_in_blocks
+from specdiff_dist.verifiers.device import INT4, pick_device, pick_dtype
 from specdiff_dist.verifiers.folder import read_config, read_tensors, real_vocab_size
 from specdiff_dist.verifiers.forward import Forwarded, ForwardPart
 from specdiff_dist.verifiers.llama_layers import KVCache, LlamaLayers, LlamaShape, Weights, rope_of
@@ -64,34 +65,50 @@ class LlamaForward:
         dtype: torch.dtype,
         device: torch.device,
         vocab_size: int | None = None,
+        in_blocks: bool = False,
     ) -> None:
         """weights: by transformers' names. Raises ModelUnavailable when one is missing or has another shape than the
-        config says. `vocab_size`: tokens of the real vocabulary; columns that only pad the output matrix are left out."""
+        config says. `vocab_size`: tokens of the real vocabulary; columns that only pad the output matrix are left out.
+        `in_blocks`: the matrices are kept in the 4-bit blocks they are made of, everything else in `dtype`, float32;
+        raises InvalidConfig when they are not made of such."""
         self.vocab_size = min(vocab_size or shape.vocab_size, shape.vocab_size)
         self.max_model_len = shape.max_position_embeddings
-        self.dtype = str(dtype).removeprefix("torch.")
+        self.dtype = INT4 if in_blocks else str(dtype).removeprefix("torch.")
+        matrix = block_linear if in_blocks else make_linear
         self.num_layers, self.hidden_size = shape.num_hidden_layers, shape.hidden_size
         self._device, self.device_type = device, device.type
         tensors = Weights(weights, owner="the verifier's", dtype=dtype, device=device)
-        self._layers = LlamaLayers(shape, tensors, make_linear, dtype=dtype, device=device)
+        self._layers = LlamaLayers(shape, tensors, matrix, dtype=dtype, device=device)
         self._embedding = tensors.take("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
         is_tied = "lm_head.weight" not in weights
         output = self._embedding if is_tied else tensors.take("lm_head.weight", shape.vocab_size, shape.hidden_size)
-        self._output = make_linear(output[: self.vocab_size])
+        self._output = matrix(output[: self.vocab_size])
 
     @staticmethod
     def load(folder: Path, shape: LlamaShape, *, dtype: str = "auto", device: str = "auto") -> LlamaForward:
-        """Loads a transformers folder. dtype: float32, bfloat16 or auto (bfloat16). Raises InvalidConfig on another
-        dtype, ModelUnavailable when the folder's weights cannot be read or are not those of its config."""
-        torch_dtype = pick_dtype(dtype)
+        """Loads a transformers folder. dtype: float32, bfloat16, int4, or auto: int4 on a CPU if the weights are 4-bit
+        blocks (block_linear.py), else bfloat16. Raises InvalidConfig on another dtype, ModelUnavailable when the folder's
+        weights cannot be read or are not those of its config."""
+        where = pick_device(device)
+        may_be_int4 = dtype == "auto" and has_block_product(where)
+        if dtype == INT4 and not has_block_product(where):
+            raise InvalidConfig(f"int4 needs an x86 CPU with AVX2, not {where}; use bfloat16")
+        torch_dtype = torch.float32 if dtype == INT4 else pick_dtype(dtype)
         weights = read_tensors(folder)
         if read_config(folder).get("tie_word_embeddings"):
             weights.pop("lm_head.weight", None)
         elif "lm_head.weight" not in weights:
             raise ModelUnavailable(f"{folder} has no lm_head.weight, and its config does not tie it to the embedding")
-        return LlamaForward(
-            shape, weights, dtype=torch_dtype, device=pick_device(device), vocab_size=real_vocab_size(folder)
-        )
+        vocab_size = real_vocab_size(folder)
+        if dtype == INT4 or (may_be_int4 and _looks_like_blocks(weights)):
+            try:
+                return LlamaForward(
+                    shape, weights, dtype=torch.float32, device=where, vocab_size=vocab_size, in_blocks=True
+                )
+            except InvalidConfig:  # one matrix is something else
+                if dtype == INT4:
+                    raise
+        return LlamaForward(shape, weights, dtype=torch_dtype, device=where, vocab_size=vocab_size)
 
     def new_cache(self) -> KVCache:
         return self._layers.new_cache()
@@ -123,6 +140,12 @@ class LlamaForward:
             Forwarded(own, _side_by_side(hidden, part.feature_layers, slice(end - part.num_tokens, end)))
             for part, own, end in zip(parts, logits.split(counts), ends, strict=True)
         ]
+
+
+def _looks_like_blocks(weights: dict[str, Tensor]) -> bool:
+    """By one matrix: looking at all of them takes a second."""
+    one = weights.get("model.layers.0.self_attn.q_proj.weight")
+    return one is not None and one.dtype == torch.float32 and is_in_blocks(one)
 
 
 def _side_by_side(hidden: dict[int, Tensor], layers: tuple[int, ...], rows: slice) -> Tensor | None:
