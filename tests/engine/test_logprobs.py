@@ -61,7 +61,9 @@ async def test_values_are_the_targets_own_with_and_without_a_drafter(name: str, 
         assert max(reported.logprob for chunk in chunks for reported in chunk.logprobs) < -1e-3  # none claims certainty
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"top_k": 4}, {"num_logprobs": 0}, {"num_logprobs": 20}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.0}, {"top_k": 4}, {"num_logprobs": 0}, {"num_logprobs": 20}], ids=str
+)
 async def test_under_any_sampling_parameters(fields: dict[str, Any]) -> None:
     for name in ("drafting", "off", "lossy"):
         check(await run(CONFIGS[name], TableVerifier(TABLE, VOCAB), **fields), fields.get("num_logprobs", 3))

@@ -59,7 +59,9 @@ async def test_frequency_penalty_of_either_sign_equals_its_plain_run() -> None:
     for penalty in (1.5, -1.5, 0.0):
         processing = LogitProcessing(frequency_penalty=penalty)
         request = make_request(PROMPT, max_tokens=60, processing=processing)
-        drafted = await run(request, DRAFTING, ScriptedDrafter(greedy_script(TABLE), VOCAB), TableVerifier(TABLE, VOCAB))
+        drafted = await run(
+            request, DRAFTING, ScriptedDrafter(greedy_script(TABLE), VOCAB), TableVerifier(TABLE, VOCAB)
+        )
         plain = await run(request, PLAIN, ScriptedDrafter(greedy_script(TABLE), VOCAB), TableVerifier(TABLE, VOCAB))
         assert tokens_of(drafted) == tokens_of(plain) == processed_greedy(processing, 60)
         assert accepted(drafted) > 0
@@ -83,11 +85,11 @@ async def test_repetition_penalty_with_a_drafter_that_ignores_it(make_drafter: C
         texts.append(await run(request, config, make_drafter(model), verifier))
     drafted, plain = texts
     ids: Any = torch.tensor([prompt])
-    out = model.generate(
+    out: Any = model.generate(  # pyright: ignore
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, repetition_penalty=1.3,
         eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    assert tokens_of(drafted) == tokens_of(plain) == out[0, len(prompt) :].tolist()  # pyright: ignore
+    assert tokens_of(drafted) == tokens_of(plain) == out[0, len(prompt) :].tolist()
     receipt = drafted[-1].receipt
     assert receipt is not None and receipt.num_draft_tokens > 20
 
@@ -193,7 +195,9 @@ async def test_calls_state_what_is_left_to_do_and_no_more() -> None:
 async def test_what_no_verifier_could_serve_is_refused_before_the_first_call(processing, param) -> None:
     verifier = TableVerifier(TABLE, VOCAB, eos_token_ids=(7,))
     with pytest.raises(InvalidRequest) as refused:
-        await run(make_request(PROMPT, processing=processing), PLAIN, ScriptedDrafter(greedy_script(TABLE), VOCAB), verifier)
+        await run(
+            make_request(PROMPT, processing=processing), PLAIN, ScriptedDrafter(greedy_script(TABLE), VOCAB), verifier
+        )
     assert refused.value.param == param
     assert verifier.calls == []
 

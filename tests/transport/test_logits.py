@@ -34,7 +34,13 @@ PROCESSING = LogitProcessing(0.1 + 0.2, -1.5, 1.3, (0, 49, 7), (1 / 3, -100.0, 0
 
 
 def asking(**fields: Any) -> VerifyCall:
-    stated = {"processing": PROCESSING, "num_prompt_tokens": 5, "ending_token_ids": (2, 40), "num_logprobs": 4, **fields}
+    stated = {
+        "processing": PROCESSING,
+        "num_prompt_tokens": 5,
+        "ending_token_ids": (2, 40),
+        "num_logprobs": 4,
+        **fields,
+    }
     return dataclasses.replace(verify_call(), **stated)
 
 

@@ -123,10 +123,12 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits(sampling):
     np.testing.assert_allclose(got.draft, expected[[0, 1], [4, 5]], atol=1e-5)
     if target.is_wide:
         assert target.recovered_token_ids is not None and target.plain_token_ids is not None
+        assert got.recovered is not None and got.plain is not None
         np.testing.assert_allclose(got.recovered, expected[[0, 1], target.recovered_token_ids], atol=1e-5)
         np.testing.assert_allclose(got.plain, expected[[0, 1, 2], target.plain_token_ids], atol=1e-5)
         assert got.entries is None
     else:
+        assert got.entries is not None
         np.testing.assert_allclose(got.entries, expected[target.rows.row_index(), target.rows.token_ids], atol=1e-5)
         assert got.recovered is got.plain is None
 
