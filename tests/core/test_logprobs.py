@@ -10,7 +10,7 @@ from specdiff_dist.errors import InvalidRows
 TOP_IDS = np.array([[4, 1], [2, 3], [0, 1]], np.int32)
 TOP = np.array([[-0.5, -1.0], [-0.25, -2.0], [-0.125, -3.0]], np.float32)
 DRAFT = np.array([-0.75, -np.inf], np.float32)
-ROWS = SparseRows.from_rows([([1, 4], [0.5, 0.5]), ([2, 3], [0.5, 0.5]), ([0, 1], [0.5, 0.5])])
+ROWS = SparseRows.from_rows([(np.array(ids), np.full(2, 0.5)) for ids in ([1, 4], [2, 3], [0, 1])])
 NARROW = TargetLogprobs(TOP_IDS, TOP, DRAFT, entries=np.array([-1, -0.5, -0.25, -2, -0.125, -3], np.float32))
 WIDE = TargetLogprobs(
     TOP_IDS, TOP, DRAFT, recovered=np.array([-7, -8], np.float32), plain=np.array([-1, -2, -3], np.float32)
