@@ -91,6 +91,23 @@ async def test_a_streamed_chat_has_the_same_entries_in_pieces(client):
         assert len(pieces[choice.index]) == 30
 
 
+async def test_the_client_accumulates_streamed_logprobs(model):
+    one = TokenLogprob(-0.5, (65, 66), (-0.5, -1.5))
+    script = [
+        TokenChunk((72, 101), "He", logprobs=(one, one)),
+        TokenChunk((108,), "l", "stop", make_receipt(), (), (one,)),
+    ]
+    async with (
+        served(build_api(FakeBackend(script), model)) as client,
+        client.chat.completions.stream(model=NAME, messages=MESSAGES, logprobs=True, top_logprobs=2) as stream,
+    ):
+        async for _ in stream:
+            pass
+        content = (await stream.get_final_completion()).choices[0].logprobs.content
+    assert [entry.logprob for entry in content] == [-0.5] * 3
+    assert [len(entry.top_logprobs) for entry in content] == [2] * 3
+
+
 @pytest.mark.parametrize("num", [0, 2])
 async def test_completion_logprobs(client, model, num):
     asked: dict[str, Any] = {
