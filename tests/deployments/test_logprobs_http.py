@@ -103,7 +103,8 @@ async def test_the_client_accumulates_streamed_logprobs(model):
     ):
         async for _ in stream:
             pass
-        content = (await stream.get_final_completion()).choices[0].logprobs.content
+        final: Any = await stream.get_final_completion()
+    content = final.choices[0].logprobs.content
     assert [entry.logprob for entry in content] == [-0.5] * 3
     assert [len(entry.top_logprobs) for entry in content] == [2] * 3
 
