@@ -20,6 +20,8 @@ from typing import Any, Self, TypedDict, Unpack
 
 from specdiff_dist.config import DEFAULT_TIER, TIERS, DecodeConfig
 from specdiff_dist.core.features import check_features
+from specdiff_dist.core.logit_processing import LogitProcessing
+from specdiff_dist.core.logprobs import TokenLogprob
 from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.core.randomness import fresh_seed
 from specdiff_dist.engine import decode
@@ -44,6 +46,14 @@ class GenerateOptions(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    frequency_penalty: float  # this and what follows: core/logit_processing.py
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    min_tokens: int
+    allowed_token_ids: Sequence[int]
+    logprobs: int  # of every token, and of so many of the most probable ones beside it
     max_tokens: int  # default: to the end of the context
     seed: int  # default: a fresh one
     stop: str | Sequence[str]
@@ -61,6 +71,7 @@ class Completion:
     finish_reason: str  # "stop" | "length"
     receipt: Receipt
     rounds: tuple[RoundRecord, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
 
     @property
     def usage(self) -> dict[str, int]:
@@ -202,12 +213,24 @@ def make_request(
             options.get("temperature", defaults.temperature),
             options.get("top_k", defaults.top_k),
             options.get("top_p", defaults.top_p),
+            options.get("min_p", defaults.min_p),
         ),
         seed=options.get("seed", fresh_seed()),
         max_tokens=options.get("max_tokens", max(folder.max_model_len - len(token_ids), 1)),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         ignore_eos=options.get("ignore_eos", False),
+        processing=_processing(options),
+        num_logprobs=options.get("logprobs"),
     )
+
+
+def _processing(options: GenerateOptions) -> LogitProcessing | None:
+    penalties = (options.get("frequency_penalty", 0.0), options.get("presence_penalty", 0.0))
+    biases, allowed = options.get("logit_bias", {}), tuple(dict.fromkeys(options.get("allowed_token_ids", ())))
+    return LogitProcessing(
+        *penalties, options.get("repetition_penalty", 1.0), tuple(biases), tuple(biases.values()),
+        options.get("min_tokens", 0), allowed,
+    ).after(0)  # fmt: skip
 
 
 def tokenize(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> list[int]:
@@ -233,6 +256,7 @@ def collect(request: GenerateRequest, chunks: Sequence[TokenChunk]) -> Completio
         finish_reason=last.finish_reason,
         receipt=last.receipt,
         rounds=tuple(record for chunk in chunks for record in chunk.rounds),
+        logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
     )
 
 

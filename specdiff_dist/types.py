@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from specdiff_dist.config import DecodeConfig, Effort
 from specdiff_dist.core.calibration import CalibrationTable
 from specdiff_dist.core.features import FeatureArray
+from specdiff_dist.core.logit_processing import LogitProcessing
+from specdiff_dist.core.logprobs import MAX_LOGPROBS, TargetLogprobs, TokenLogprob
 from specdiff_dist.core.rows import IntArray, SparseRows
 from specdiff_dist.core.speculation import DraftStatistics
 from specdiff_dist.errors import InvalidRequest
@@ -26,7 +28,8 @@ MAX_NARROW_SUPPORT = 256  # target rows with more entries stay where they were c
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Defines the target law: softmax(logits / temperature), then top-k, then top-p (ties at the k-th logit stay in).
+    """Defines the target law: softmax(logits / temperature), then min-p, then top-k, then top-p (ties at the k-th logit
+    stay in). The logits are those that LogitProcessing leaves, where a request asks for it.
 
     Raises InvalidRequest on values out of range, NaN and infinities included.
     """
@@ -34,6 +37,7 @@ class SamplingParams:
     temperature: float = 1.0  # < 1e-5 is greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0
+    min_p: float = 0.0  # keeps tokens at least so probable, as a share of the most probable one's probability; 0: off
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:  # false for NaN
@@ -42,6 +46,8 @@ class SamplingParams:
             raise InvalidRequest(f"top_p must be in (0, 1], not {self.top_p}", param="top_p")
         if self.top_k < 0:
             raise InvalidRequest(f"top_k must be 0 (off) or positive, not {self.top_k}", param="top_k")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise InvalidRequest(f"min_p must be in [0, 1], not {self.min_p}", param="min_p")
 
     @property
     def is_greedy(self) -> bool:
@@ -65,6 +71,8 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()  # never part of the text returned
     stop_token_ids: tuple[int, ...] = ()  # beside the model's EOS ids
     ignore_eos: bool = False
+    processing: LogitProcessing | None = None  # None: the logits are taken as they are
+    num_logprobs: int | None = None  # most probable tokens reported beside each token's own logprob; None: no logprobs
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -73,6 +81,15 @@ class GenerateRequest:
             raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens")
         if any(text == "" for text in self.stop):
             raise InvalidRequest("a stop string is empty; leave it out instead", param="stop")
+        if self.processing is not None and self.processing.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens must be at most max_tokens, {self.max_tokens}, not {self.processing.min_tokens}",
+                param="min_tokens",
+            )
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"at most {MAX_LOGPROBS} logprobs per token, not {self.num_logprobs}", param="logprobs"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +221,10 @@ class VerifyCall:
     hold_rows: bool = False  # keep wide rows until the session's next call: a ResolveCall may follow
     feature_layers: tuple[int, ...] = ()  # ascending; asks for the features of the tokens this call adds; (): for none
     feature_start: int = 0  # position of the first token whose features are wanted, at least prefix_len
+    processing: LogitProcessing | None = None  # done to the logits first; None: nothing
+    num_prompt_tokens: int = 0  # with `processing`: where the output starts
+    ending_token_ids: tuple[int, ...] = ()  # with `processing.min_tokens`: what it forbids
+    num_logprobs: int | None = None  # asks for logprobs, and so many of the most probable tokens; None: for none
 
     @property
     def num_feature_rows(self) -> int:
@@ -232,6 +253,7 @@ class ResolvedToken:
 
     token_id: int
     cost: CallCost = field(default_factory=CallCost)
+    logprob: float | None = None  # if the verify call asked for logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +272,7 @@ class TargetRows:
     cached_len: int  # committed + draft tokens now in the replica's cache
     cost: CallCost = field(default_factory=CallCost)
     features: FeatureArray | None = None  # [num_feature_rows, F · H] as asked for, in order; None if they were not
+    logprobs: TargetLogprobs | None = None  # None if they were not asked for
 
     @property
     def is_wide(self) -> bool:
@@ -346,3 +369,4 @@ class TokenChunk:
     finish_reason: str | None = None  # "stop" | "length"
     receipt: Receipt | None = None
     rounds: tuple[RoundRecord, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if the request asked for them

@@ -16,6 +16,7 @@ from specdiff_dist.core import sampling
 from specdiff_dist.core.acceptance import residual
 from specdiff_dist.core.calibration import CalibrationTable
 from specdiff_dist.core.features import FeatureArray, FeatureRows
+from specdiff_dist.core.logit_processing import LogitProcessing
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.drafters.denoise import Predict, Prediction, denoise
 from specdiff_dist.errors import InvalidRequest, InvalidRows, PrefixMismatch
@@ -33,6 +34,7 @@ from specdiff_dist.types import (
     VerifierInfo,
     VerifyCall,
 )  # fmt: skip
+from tests.plain_logits import log_softmax, plain_logprobs, processed_rows
 
 Logits = Callable[[tuple[int, ...]], np.ndarray]  # prefix -> float32 [vocab_size]
 
@@ -85,6 +87,15 @@ def processed_probs(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
     return probs.astype(np.float32)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """What a wide verify call was answered from."""
+
+    call: VerifyCall
+    rows: list[np.ndarray]
+    logits: list[np.ndarray]  # raw
+
+
 class TableVerifier:
     """A VerifierEngine over a table. `wide` forces wide replies, whatever the support."""
 
@@ -103,7 +114,7 @@ class TableVerifier:
         self.info = VerifierInfo("table", vocab_size, max_model_len, eos_token_ids, "float32", num_layers, hidden_size)
         self.calls: list[VerifyCall] = []
         self._logits, self._wide = logits, wide
-        self._wide_rows: dict[str, tuple[int, list[np.ndarray]]] = {}
+        self._held: dict[str, _Held] = {}
         self._sessions: SessionTable[None] = SessionTable(lambda: None, max_sessions=max_sessions)
 
     @property
@@ -125,34 +136,37 @@ class TableVerifier:
         logits = [self._logits(tokens[: first + i]) for i in range(len(call.draft_token_ids) + 1)]
         if not all(np.all(np.isfinite(row)) for row in logits):
             raise InvalidRows("the verifier's logits are not finite")
-        rows = [processed_probs(row, call.sampling) for row in logits]
+        rows = [processed_probs(row, call.sampling) for row in processed_rows(logits, call, tokens)]
         mass = np.array([row.astype(np.float64).sum() for row in rows])
         cost = CallCost(forward_s=1e-6, num_forwards=1)
         features = None
         if call.feature_layers:
             features = table_features(tokens, call.feature_layers, call.feature_start)
-        if not self._wide:
+        if self._wide:
+            self._held[call.prefix.session_id] = _Held(call, rows, logits)
+            target = wide_rows(rows, mass, call, session.cached_len, cost)
+        else:
             everything = np.arange(self.info.vocab_size)
-            return TargetRows(
-                SparseRows.from_rows([(everything, row) for row in rows]), mass, None, None, session.cached_len, cost,
-                features,
-            )  # fmt: skip
-        self._wide_rows[call.prefix.session_id] = (call.prefix.round_index, rows)
-        return dataclasses.replace(wide_rows(rows, mass, call, session.cached_len, cost), features=features)
+            whole = SparseRows.from_rows([(everything, row) for row in rows])
+            target = TargetRows(whole, mass, None, None, session.cached_len, cost)
+        return dataclasses.replace(target, features=features, logprobs=plain_logprobs(logits, target, call))
 
     def resolve(self, call: ResolveCall) -> ResolvedToken:
-        held = self._wide_rows.get(call.session_id)
-        if held is None or held[0] != call.round_index:
+        held = self._held.get(call.session_id)
+        if held is None or held.call.prefix.round_index != call.round_index:
             raise PrefixMismatch(0)
-        row = held[1][call.position].astype(np.float64)
+        row = held.rows[call.position].astype(np.float64)
         ids, probs = call.proposal.row(0)[0], call.proposal.normalised()
         everything = np.arange(len(row), dtype=np.int32)
         left = residual(everything, row / row.sum(), ids, probs, call.scale)
-        return ResolvedToken(sampling.draw_index(left, call.uniform), CallCost(1e-6))
+        token_id = sampling.draw_index(left, call.uniform)
+        is_asked = held.call.num_logprobs is not None
+        logprob = float(log_softmax(held.logits[call.position])[token_id]) if is_asked else None
+        return ResolvedToken(token_id, CallCost(1e-6), logprob)
 
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)
-        self._wide_rows.pop(session_id, None)
+        self._held.pop(session_id, None)
 
 
 def wide_rows(
@@ -355,10 +369,23 @@ def make_request(
     stop_token_ids: tuple[int, ...] = (),
     ignore_eos: bool = False,
     request_id: str = "request",
+    processing: LogitProcessing | None = None,
+    num_logprobs: int | None = None,
 ) -> GenerateRequest:
     """A request with test defaults."""
     sampling = SamplingParams(temperature, top_k, top_p)
-    return GenerateRequest(request_id, tuple(prompt), sampling, seed, max_tokens, stop, stop_token_ids, ignore_eos)
+    return GenerateRequest(
+        request_id,
+        tuple(prompt),
+        sampling,
+        seed,
+        max_tokens,
+        stop,
+        stop_token_ids,
+        ignore_eos,
+        processing,
+        num_logprobs,
+    )
 
 
 def plain_greedy(logits: Logits, prompt: Sequence[int], max_tokens: int, eos: tuple[int, ...] = ()) -> list[int]:

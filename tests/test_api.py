@@ -8,10 +8,12 @@ import pytest
 
 from specdiff_dist.api import Pair, tokenize
 from specdiff_dist.config import Lenience, Static
+from specdiff_dist.core.logit_processing import LogitProcessing
 from specdiff_dist.errors import InexactConfig, InvalidRequest
 from specdiff_dist.types import SamplingParams
 from tests.byte_model import TABLE, make_pair
 from tests.doubles import plain_greedy
+from tests.plain_logits import log_softmax
 
 
 @pytest.fixture
@@ -77,6 +79,29 @@ def test_options_become_the_request(pair):
     assert request.max_tokens == 256 - len(request.prompt_token_ids)  # to the end of the context
 
 
+def test_options_that_change_logits_become_the_request(pair):
+    request, _, _ = pair.prepare(
+        "hi", min_p=0.1, frequency_penalty=0.5, presence_penalty=-1, repetition_penalty=1.2, logit_bias={5: -3.0},
+        min_tokens=4, allowed_token_ids=[5, 6, 5], logprobs=2,
+    )  # fmt: skip
+    assert request.processing == LogitProcessing(0.5, -1, 1.2, (5,), (-3.0,), 4, (5, 6))
+    assert (request.sampling.min_p, request.num_logprobs) == (0.1, 2)
+    plain, _, _ = pair.prepare("hi")
+    assert (plain.processing, plain.num_logprobs) == (None, None)
+
+
+def test_logprobs_are_part_of_the_completion(pair):
+    completion = pair.generate("hello", raw=True, max_tokens=12, logprobs=1, frequency_penalty=1.0)
+    assert len(completion.logprobs) == len(completion.token_ids) == 12
+    tokens = list(completion.prompt_token_ids)
+    for token, reported in zip(completion.token_ids, completion.logprobs, strict=True):
+        expected = log_softmax(TABLE(tuple(tokens)))
+        assert reported.logprob == pytest.approx(float(expected[token]), abs=1e-3)
+        assert reported.top_token_ids == (int(expected.argmax()),)
+        tokens.append(token)
+    assert pair.generate("hello", max_tokens=2).logprobs == ()
+
+
 def test_a_seed_is_fresh_unless_given(pair):
     first, second = (pair.prepare("hi")[0] for _ in range(2))
     assert first.seed != second.seed
@@ -90,6 +115,8 @@ def test_a_seed_is_fresh_unless_given(pair):
         ({"temperature": -1.0}, "temperature must be"),
         ({"max_tokens": 1000}, "maximum context length is 256"),
         ({"stop": ""}, "stop string is empty"),
+        ({"logit_bias": {10**6: 1.0}}, "token ids must be in"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be at most max_tokens"),
     ],
 )
 def test_what_cannot_be_served_is_refused(pair, options, message):

@@ -111,7 +111,7 @@ class _Endpoints:
         if generation.stream:
             return await self._stream(request, generation, shape)
         choices = await until_disconnect(request, collect_choices(self._backend, generation))
-        return json_response(shape.whole(generation, self._model.name, choices), headers=_headers(generation))
+        return json_response(shape.whole(generation, self._model, choices), headers=_headers(generation))
 
     async def _stream(self, request: Request, generation: Generation, shape: Shape) -> Response:
         items = generate_choices(self._backend, generation)
@@ -120,7 +120,7 @@ class _Endpoints:
         except BaseException:
             await items.aclose()
             raise
-        writer = ChunkWriter(shape, generation, self._model.name)
+        writer = ChunkWriter(shape, generation, self._model)
         return EventStream(stream_events(generation, writer, first, items), items, _headers(generation))
 
     def _model_object(self, tier: str | None) -> dict[str, object]:

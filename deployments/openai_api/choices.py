@@ -13,6 +13,7 @@ from starlette.types import Receive
 
 from deployments.openai_api.backend import Backend
 from deployments.openai_api.generation import Generation
+from specdiff_dist.core.logprobs import TokenLogprob
 from specdiff_dist.errors import RoleError
 from specdiff_dist.types import Receipt, TokenChunk
 
@@ -35,10 +36,12 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     receipt: Receipt | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one per token, if asked for
 
     def add(self, chunk: TokenChunk) -> None:
         self.text += chunk.text
         self.token_ids.extend(chunk.token_ids)
+        self.logprobs.extend(chunk.logprobs)
         self.finish_reason, self.receipt = chunk.finish_reason, chunk.receipt
 
 

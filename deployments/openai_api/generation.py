@@ -12,6 +12,7 @@ from deployments.openai_api.prompts import PromptEncoder, check_token_ids, does_
 from deployments.openai_api.quality import requested_quality
 from deployments.openai_api.requests import ChatBody, CompletionBody, GenerationBody
 from specdiff_dist.config import DecodeConfig
+from specdiff_dist.core.logit_processing import LogitProcessing
 from specdiff_dist.core.randomness import fresh_seed
 from specdiff_dist.types import GenerateRequest, SamplingParams
 
@@ -32,6 +33,10 @@ class Generation:
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         return self.requests[0].prompt_token_ids
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.requests[0].num_logprobs is not None
 
 
 def split_model(name: str | None, served: str) -> str | None:
@@ -72,6 +77,7 @@ async def prepare(
     vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)  # the verifier's may be padded
     stop_token_ids = tuple(body.stop_token_ids or ())
     check_token_ids(stop_token_ids, vocab_size, param="stop_token_ids")
+    processing = _processing(body, vocab_size)
     limit = info.max_model_len
     if isinstance(body, ChatBody):
         param = "messages"
@@ -94,6 +100,8 @@ async def prepare(
             stop=body.stop,
             stop_token_ids=stop_token_ids,
             ignore_eos=bool(body.ignore_eos),
+            processing=processing,
+            num_logprobs=body.num_logprobs,
         )
         for index in range(count)
     )
@@ -128,7 +136,24 @@ def _sampling(body: GenerationBody, default: SamplingParams) -> SamplingParams:
         temperature=default.temperature if body.temperature is None else body.temperature,
         top_k=top_k,
         top_p=default.top_p if body.top_p is None else body.top_p,
+        min_p=default.min_p if body.min_p is None else body.min_p,
     )
+
+
+def _processing(body: GenerationBody, vocab_size: int) -> LogitProcessing | None:
+    """What is to be done to the logits; None where all asks for nothing."""
+    allowed = tuple(dict.fromkeys(body.allowed_token_ids or ()))
+    check_token_ids(allowed, vocab_size, param="allowed_token_ids")
+    check_token_ids(tuple(body.logit_bias), vocab_size, param="logit_bias")
+    return LogitProcessing(
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        bias_token_ids=tuple(body.logit_bias),
+        biases=tuple(body.logit_bias.values()),
+        min_tokens=body.min_tokens or 0,
+        allowed_token_ids=allowed,
+    ).after(0)
 
 
 def _max_tokens(body: GenerationBody, num_prompt: int, limit: int, param: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -10,11 +11,14 @@ from pydantic_core import PydanticCustomError
 from deployments.openai_api.body import JsonBody
 from deployments.openai_api.errors import ApiError
 from deployments.openai_api.unsupported import HARMLESS, NEUTRAL_VALUES, check_supported
+from specdiff_dist.core.logit_processing import MAX_BIAS
+from specdiff_dist.core.logprobs import MAX_LOGPROBS
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_WARNINGS = 8
+_TOKEN_ID = re.compile("-?(0|[1-9][0-9]{0,18})")  # one spelling for each number
 
 Role = Literal["system", "developer", "user", "assistant"]
 Body = TypeVar("Body", bound="GenerationBody")
@@ -88,6 +92,27 @@ def _prompt(value: object) -> str | list[int]:
     raise _invalid("must be a string, a list of integer token ids, or a list of one string")
 
 
+def _logit_bias(value: object) -> dict[int, float]:
+    """Token ids are decimal strings, as JSON keys are. Ids are range-checked where the vocabulary is known."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _invalid("must be an object of token ids and biases")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise _invalid(f"{key[:20]!a} is not a token id")
+        if not isinstance(bias, int | float) or isinstance(bias, bool) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise _invalid(f"the bias of token {key} must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def _false_is_none(value: object) -> object:
+    """A client of the chat endpoint's habit: `false` asks for no logprobs there."""
+    return None if value is False else value
+
+
 Number = Annotated[float, BeforeValidator(_finite), Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
@@ -124,6 +149,13 @@ class GenerationBody(_Strict):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: Number | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: Annotated[Any, BeforeValidator(_logit_bias)] = Field(default_factory=dict)
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    allowed_token_ids: list[int] | None = None
     seed: Seed | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Annotated[Any, BeforeValidator(_stop)] = ()
@@ -134,17 +166,33 @@ class GenerationBody(_Strict):
     return_token_ids: bool | None = None
     quality: Any = None
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most probable tokens to report beside each token's own logprob; None: no logprobs."""
+        raise NotImplementedError
+
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Annotated[Any, BeforeValidator(_prompt)]
+    logprobs: Annotated[int | None, BeforeValidator(_false_is_none)] = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 _MESSAGE_NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -171,6 +219,8 @@ def parse_body(model: type[Body], body: JsonBody) -> tuple[Body, list[str]]:
     if len(limits) > 1:
         raise ApiError(400, "max_tokens and max_completion_tokens contradict each other; give one of them",
                        param="max_tokens", code="invalid_value")  # fmt: skip
+    if isinstance(parsed, ChatBody) and parsed.top_logprobs and not parsed.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     return parsed, _warnings(model, body.fields)
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from deployments.openai_api.backend import ServedModel
 from deployments.openai_api.choices import Choice
 from deployments.openai_api.generation import Generation
+from deployments.openai_api.logprobs import LogprobsWriter
 from specdiff_dist.receipts import quality_report, speculative_decoding_metrics, usage_report
 from specdiff_dist.types import Receipt
 
@@ -42,24 +44,29 @@ class Shape:
     chunk_object: str
     is_chat: bool
 
-    def whole(self, generation: Generation, model: str, choices: Sequence[Choice]) -> Json:
+    def whole(self, generation: Generation, model: ServedModel, choices: Sequence[Choice]) -> Json:
         """The response of a request that does not stream."""
         several = len(choices) > 1
-        response = _envelope(generation, model, self.object)
+        response = _envelope(generation, model.name, self.object)
         response["choices"] = [
-            self._choice(generation, index, choice) | (receipt_fields(choice.receipt) if several else {})
+            self._choice(generation, index, choice, self.logprobs(generation, model))
+            | (receipt_fields(choice.receipt) if several else {})
             for index, choice in enumerate(choices)
         ]
         response["usage"] = usage_of(generation, sum(len(choice.token_ids) for choice in choices))
         return response if several else response | receipt_fields(choices[0].receipt)
 
-    def _choice(self, generation: Generation, index: int, choice: Choice) -> Json:
+    def logprobs(self, generation: Generation, model: ServedModel) -> LogprobsWriter | None:
+        """A writer for one choice, if logprobs were asked for."""
+        return LogprobsWriter(model.tokenizer, is_chat=self.is_chat) if generation.has_logprobs else None
+
+    def _choice(self, generation: Generation, index: int, choice: Choice, logprobs: LogprobsWriter | None) -> Json:
         body: Json = {"index": index}
         if self.is_chat:
             body["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
         else:
             body["text"] = choice.text
-        body |= {"logprobs": None, "finish_reason": choice.finish_reason}
+        body |= {"logprobs": _written(logprobs, choice), "finish_reason": choice.finish_reason}
         if generation.return_token_ids:
             body |= {"token_ids": choice.token_ids, "prompt_token_ids": list(generation.prompt_token_ids)}
         return body
@@ -72,22 +79,23 @@ COMPLETION = Shape("text_completion", "text_completion", is_chat=False)
 class ChunkWriter:
     """Builds the chunks of one streamed response."""
 
-    def __init__(self, shape: Shape, generation: Generation, model: str) -> None:
+    def __init__(self, shape: Shape, generation: Generation, model: ServedModel) -> None:
         self._shape = shape
         self._generation = generation
-        self._envelope = _envelope(generation, model, shape.chunk_object)
+        self._envelope = _envelope(generation, model.name, shape.chunk_object)
+        self._logprobs = [shape.logprobs(generation, model) for _ in generation.requests]
 
     def start(self, index: int) -> Json | None:
         """The chunk that opens a choice: the role, in a chat."""
-        return self._chunk(index, {"role": "assistant", "content": ""}, "") if self._shape.is_chat else None
+        return self._chunk(index, {"role": "assistant", "content": ""}, Choice()) if self._shape.is_chat else None
 
-    def text(self, index: int, text: str, token_ids: Sequence[int]) -> Json:
+    def text(self, index: int, piece: Choice) -> Json:
         """A piece of a choice's text."""
-        return self._chunk(index, {"content": text}, text, token_ids)
+        return self._chunk(index, {"content": piece.text}, piece)
 
-    def finish(self, index: int, finish_reason: str, token_ids: Sequence[int], receipt: Receipt | None) -> Json:
-        """The chunk that closes a choice: no text, the reason and the receipt. `token_ids` showed no text so far."""
-        chunk = self._chunk(index, {}, "", token_ids)
+    def finish(self, index: int, finish_reason: str, piece: Choice, receipt: Receipt | None) -> Json:
+        """The chunk that closes a choice: no text, the reason and the receipt. The tokens of `piece` showed no text."""
+        chunk = self._chunk(index, {}, piece)
         chunk["choices"][0]["finish_reason"] = finish_reason
         return chunk | receipt_fields(receipt)
 
@@ -95,19 +103,23 @@ class ChunkWriter:
         """The chunk after the last choice, when the client asked for it."""
         return self._envelope | {"choices": [], "usage": usage_of(self._generation, num_completion_tokens)}
 
-    def _chunk(self, index: int, delta: Json, text: str, token_ids: Sequence[int] = ()) -> Json:
+    def _chunk(self, index: int, delta: Json, piece: Choice) -> Json:
         choice: Json = {"index": index}
         if self._shape.is_chat:
             choice["delta"] = delta
         else:
-            choice["text"] = text
-        choice |= {"logprobs": None, "finish_reason": None}
+            choice["text"] = piece.text
+        choice |= {"logprobs": _written(self._logprobs[index], piece), "finish_reason": None}
         if self._generation.return_token_ids:
-            choice["token_ids"] = list(token_ids)
+            choice["token_ids"] = piece.token_ids
         chunk = self._envelope | {"choices": [choice]}
         if self._generation.include_usage:
             chunk["usage"] = None  # as OpenAI does in all chunks but the last
         return chunk
+
+
+def _written(logprobs: LogprobsWriter | None, piece: Choice) -> Json | None:
+    return None if logprobs is None else logprobs.write(piece.token_ids, piece.logprobs)
 
 
 def _envelope(generation: Generation, model: str, kind: str) -> Json:

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from deployments.openai_api.choices import ChoiceStream, wait_for_disconnect
+from deployments.openai_api.choices import Choice, ChoiceStream, wait_for_disconnect
 from deployments.openai_api.errors import api_error, dump_json
 from deployments.openai_api.generation import Generation
 from deployments.openai_api.responses import ChunkWriter
@@ -34,21 +34,21 @@ async def stream_events(
 ) -> AsyncGenerator[bytes, None]:
     """The events of one answer. `first` was awaited before the headers went out, so that early errors have a status."""
     num_tokens = 0
-    silent: dict[int, list[int]] = {index: [] for index in range(len(generation.requests))}  # no text came of them yet
+    pieces = {index: Choice() for index in range(len(generation.requests))}  # not sent yet: no text came of it
     try:
-        for index in silent:
+        for index in pieces:
             opening = writer.start(index)
             if opening is not None:
                 yield event(opening)
         async with aclosing(_chained(first, rest)) as items:
             async for index, chunk in items:
                 num_tokens += len(chunk.token_ids)
-                silent[index].extend(chunk.token_ids)
+                pieces[index].add(chunk)
                 if chunk.text:
-                    yield event(writer.text(index, chunk.text, silent[index]))
-                    silent[index] = []
+                    yield event(writer.text(index, pieces[index]))
+                    pieces[index] = Choice()
                 if chunk.finish_reason is not None:
-                    yield event(writer.finish(index, chunk.finish_reason, silent[index], chunk.receipt))
+                    yield event(writer.finish(index, chunk.finish_reason, pieces[index], chunk.receipt))
         if generation.include_usage:
             yield event(writer.usage(num_tokens))
     except Exception as error:  # noqa: BLE001 - the status is sent: the client learns of it inside the stream

@@ -60,7 +60,9 @@ async def decode(
             block = drafted.block.head(drafted.length)
             accept_uniforms = uniforms(request.seed, Purpose.ACCEPT, position, block.num_tokens)
             target_uniforms = uniforms(request.seed, Purpose.TARGET, position, block.num_tokens + 1)
-            outcome, verify_cost = await judge_round(session, verifier, block, accept_uniforms, target_uniforms)
+            outcome, logprobs, verify_cost = await judge_round(
+                session, verifier, block, accept_uniforms, target_uniforms
+            )
 
             token_ids, text = session.commit(outcome, block.num_tokens)
             learn(config.policy, session.knowledge, block.statistics, block.num_tokens, outcome.num_accepted)
@@ -79,7 +81,7 @@ async def decode(
                 recorder(round_trace(drafted, outcome, accept_uniforms, record))
             finish_reason = session.finish_reason
             receipt = session.receipt() if finish_reason else None
-            yield TokenChunk(token_ids, text, finish_reason, receipt, (record,))
+            yield TokenChunk(token_ids, text, finish_reason, receipt, (record,), logprobs[: len(token_ids)])
     finally:
         try:
             await verifier.release(request.request_id)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from specdiff_dist.core.acceptance import Acceptance, accept
+from specdiff_dist.core.logprobs import TokenLogprob, committed_logprobs
 from specdiff_dist.core.rows import FloatArray, SparseRows
 from specdiff_dist.core.rules import needs_rows
 from specdiff_dist.engine.session import MAX_RESENDS, Session
-from specdiff_dist.errors import PrefixMismatch, VerifierUnavailable
+from specdiff_dist.errors import InvalidRows, PrefixMismatch, VerifierUnavailable
 from specdiff_dist.roles import Verifier
-from specdiff_dist.types import CallCost, DraftBlock, ResolveCall, VerifyCall
+from specdiff_dist.types import CallCost, DraftBlock, ResolveCall, ResolvedToken, TargetRows, VerifyCall
 
 
 async def judge_round(
     session: Session, verifier: Verifier, block: DraftBlock, accept_uniforms: FloatArray, target_uniforms: FloatArray
-) -> tuple[Acceptance, CallCost]:
-    """Verifies the block (d tokens; 0: plain decoding) and applies the rule. Uniforms: [d] and [d + 1].
+) -> tuple[Acceptance, tuple[TokenLogprob, ...], CallCost]:
+    """Verifies the block (d tokens; 0: plain decoding) and applies the rule. Uniforms: [d] and [d + 1]. The logprobs are
+    those of the outcome's tokens, () if the request asked for none.
 
     A replica that has less of the session than believed, also one that replaces a lost one in the middle of this, gets
     the rest resent and the round is judged anew with the same numbers.
@@ -30,7 +32,8 @@ async def judge_round(
             prefix = session.state_prefix(session.verifier_prefix_len)
             verify = VerifyCall(
                 prefix, block.token_ids, sampling, proposals, target_uniforms, hold_rows, layers,
-                session.num_featured if layers else 0,
+                session.num_featured if layers else 0, num_logprobs=session.request.num_logprobs,
+                **session.asked_of_logits,
             )  # fmt: skip
             with session.waiting():
                 target = await verifier.verify(verify)
@@ -41,6 +44,7 @@ async def judge_round(
                 session.config.rule, block.token_ids, block.proposals, target, accept_uniforms, target_uniforms,
                 session.limits,
             )  # fmt: skip
+            resolved = None
             if outcome.recovery is not None:
                 at = outcome.recovery
                 row = SparseRows.from_rows([block.proposals.row(at.position)])
@@ -52,11 +56,24 @@ async def judge_round(
                 outcome = outcome.with_recovered(resolved.token_id)
                 cost += resolved.cost
             session.keep_features(verify, target.features, session.num_committed + outcome.num_accepted)
-            return outcome, cost
+            return outcome, _logprobs(verify, target, outcome, resolved), cost
         except PrefixMismatch as less:
             session.verifier_cached = max(min(less.cached_len, session.verifier_prefix_len - 1), 0)
             session.verifier_rebuilds += session.round_index > 0
     raise VerifierUnavailable("the verifier keeps losing the session's cache; is its session capacity too small?")
+
+
+def _logprobs(
+    verify: VerifyCall, target: TargetRows, outcome: Acceptance, resolved: ResolvedToken | None
+) -> tuple[TokenLogprob, ...]:
+    """Of the outcome's tokens, where they were asked for. Raises InvalidRows when a value is missing."""
+    if verify.num_logprobs is None:
+        return ()
+    if target.logprobs is None or (resolved is not None and resolved.logprob is None):
+        raise InvalidRows("the verifier sent no logprobs")
+    return committed_logprobs(
+        target.logprobs, target.rows, outcome.token_ids, None if resolved is None else resolved.logprob
+    )
 
 
 async def _prefill(session: Session, verifier: Verifier, num_draft: int) -> CallCost:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import TypedDict
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from specdiff_dist.core.acceptance import Acceptance
 from specdiff_dist.core.exactness import is_exact
 from specdiff_dist.core.features import FeatureArray, FeatureRows, fault, max_rows
 from specdiff_dist.core.limits import TVLimits
+from specdiff_dist.core.logit_processing import LogitProcessing
 from specdiff_dist.core.rules import Cactus, Lenience, needs_entropy
 from specdiff_dist.core.speculation import Knowledge, Off
 from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
@@ -31,6 +33,14 @@ from specdiff_dist.types import (
 )  # fmt: skip
 
 MAX_RESENDS = 8  # a replica may be replaced, or evict the session, several times within one call
+
+
+class LogitFields(TypedDict, total=False):
+    """Fields of a VerifyCall."""
+
+    processing: LogitProcessing
+    num_prompt_tokens: int
+    ending_token_ids: tuple[int, ...]
 
 
 class Session:
@@ -66,6 +76,9 @@ class Session:
         self._tokens[:num_prompt] = request.prompt_token_ids
         self.num_committed = num_prompt
         self.vocab_size = verifier.vocab_size
+        self.ending_token_ids = tuple(id for id in self.monitor.ending_token_ids if id < verifier.vocab_size)
+        if request.processing is not None:
+            request.processing.check_ids(verifier.vocab_size, self.ending_token_ids)
         self.round_index = 0
         self.drafter_cached = self.verifier_cached = 0  # committed tokens the replicas are believed to cache
         told = None if isinstance(config.policy, Off) else drafter
@@ -106,9 +119,28 @@ class Session:
             self.waited_s += perf_counter() - started
 
     @property
+    def processing(self) -> LogitProcessing | None:
+        """What is left to be done to the target's logits."""
+        processing = self.request.processing
+        return None if processing is None else processing.after(self.monitor.num_tokens)
+
+    @property
+    def asked_of_logits(self) -> LogitFields:
+        """The fields of the next verify call that say so; none for most requests."""
+        processing = self.processing
+        if processing is None:
+            return {}
+        ending = self.ending_token_ids if processing.min_tokens else ()
+        num_prompt = len(self.request.prompt_token_ids)
+        return {"processing": processing, "num_prompt_tokens": num_prompt, "ending_token_ids": ending}
+
+    @property
     def limits(self) -> TVLimits:
-        """What the request's budgets leave for the next round."""
-        return TVLimits(self.config.max_tv_per_token, self._tv_left)
+        """What the request's budgets leave for the next round: nothing where tokens are forbidden, since a lossy rule
+        would let drafts of them through."""
+        processing = self.processing
+        is_strict = processing is not None and processing.forbids_tokens
+        return TVLimits(0.0 if is_strict else self.config.max_tv_per_token, self._tv_left)
 
     @property
     def num_tokens_left(self) -> int:

@@ -32,6 +32,7 @@ class StopMonitor:
         self._stop_ids = frozenset(request.stop_token_ids) | self._eos_ids
         self._stop_strings = request.stop
         self._max_tokens = request.max_tokens
+        self._min_tokens = 0 if request.processing is None else request.processing.min_tokens
         self._detokenizer = detokenizer
         self._held = ""  # text that may be the beginning of a stop string: not shown yet
         self.num_tokens = 0
@@ -45,7 +46,7 @@ class StopMonitor:
         if self._detokenizer is not None and token_id not in self._eos_ids:  # EOS is no text, special or not
             text = self._show(self._detokenizer.push(token_id))
         if self.finish_reason is None:
-            if token_id in self._stop_ids:
+            if token_id in self._stop_ids and self._may_end:
                 self.finish_reason = "stop"
             elif self.num_tokens >= self._max_tokens:
                 self.finish_reason = "length"
@@ -53,13 +54,23 @@ class StopMonitor:
                 text += self._rest()
         return text
 
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """What ends the answer, ascending."""
+        return tuple(sorted(self._stop_ids))
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether the last token is one after `min_tokens`. What would have stopped before is text like any other."""
+        return self.num_tokens > self._min_tokens
+
     def _show(self, new_text: str) -> str:
         """Appends text; shows all but a tail that could still grow into a stop string."""
         if not self._stop_strings:
             return new_text
         text = self._held + new_text
         at = min((found for stop in self._stop_strings if (found := text.find(stop)) >= 0), default=-1)
-        if at >= 0:
+        if at >= 0 and self._may_end:
             self.finish_reason, self._held = "stop", ""
             return text[:at]
         hold = max(_overlap(text, stop) for stop in self._stop_strings)

@@ -115,7 +115,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default_sampling(path: Path, generation: dict[str, Any]) -> SamplingParams:
-    """Temperature, top_k and top_p where generation_config.json states them, whatever `do_sample` is, as vLLM does."""
+    """Temperature, top_k, top_p and min_p where generation_config.json states them, whatever `do_sample` is, as vLLM does."""
 
     def stated(key: str, default: float) -> float:
         value = generation.get(key)
@@ -126,6 +126,7 @@ def _default_sampling(path: Path, generation: dict[str, Any]) -> SamplingParams:
             temperature=float(stated("temperature", 1.0)),
             top_k=max(0, int(stated("top_k", 0))),  # -1 is off, too
             top_p=float(stated("top_p", 1.0)),
+            min_p=float(stated("min_p", 0.0)),
         )
     except (InvalidRequest, TypeError, ValueError) as error:
         raise ModelUnavailable(f"{path}/generation_config.json cannot be used: {error}; correct the value") from error

@@ -45,14 +45,50 @@ class SparseRows(_message.Message):
     def __init__(self, row_splits: _Optional[_Union[Tensor, _Mapping]] = ..., token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., probs: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ...) -> None: ...
+    min_p: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ...) -> None: ...
+
+class LogitProcessing(_message.Message):
+    __slots__ = ("frequency_penalty", "presence_penalty", "repetition_penalty", "bias_token_ids", "biases", "min_tokens", "allowed_token_ids")
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    bias_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    min_tokens: int
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_token_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TargetLogprobs(_message.Message):
+    __slots__ = ("top_token_ids", "top", "draft", "entries", "recovered", "plain")
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERED_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
+    top_token_ids: Tensor
+    top: Tensor
+    draft: Tensor
+    entries: Tensor
+    recovered: Tensor
+    plain: Tensor
+    def __init__(self, top_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., top: _Optional[_Union[Tensor, _Mapping]] = ..., draft: _Optional[_Union[Tensor, _Mapping]] = ..., entries: _Optional[_Union[Tensor, _Mapping]] = ..., recovered: _Optional[_Union[Tensor, _Mapping]] = ..., plain: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class Effort(_message.Message):
     __slots__ = ("num_denoising_steps", "reveal_order", "early_reveal")
@@ -173,7 +209,7 @@ class DraftReply(_message.Message):
     def __init__(self, token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., confidences: _Optional[_Union[Tensor, _Mapping]] = ..., max_probs: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("prefix", "draft_token_ids", "sampling", "proposals", "target_uniforms", "hold_rows", "feature_layers", "feature_start")
+    __slots__ = ("prefix", "draft_token_ids", "sampling", "proposals", "target_uniforms", "hold_rows", "feature_layers", "feature_start", "processing", "num_prompt_tokens", "ending_token_ids", "num_logprobs")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +218,10 @@ class VerifyRequest(_message.Message):
     HOLD_ROWS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_START_FIELD_NUMBER: _ClassVar[int]
+    PROCESSING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENDING_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     prefix: PrefixStatement
     draft_token_ids: Tensor
     sampling: SamplingParams
@@ -190,10 +230,14 @@ class VerifyRequest(_message.Message):
     hold_rows: bool
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
     feature_start: int
-    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., draft_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., target_uniforms: _Optional[_Union[Tensor, _Mapping]] = ..., hold_rows: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_start: _Optional[int] = ...) -> None: ...
+    processing: LogitProcessing
+    num_prompt_tokens: int
+    ending_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_logprobs: int
+    def __init__(self, prefix: _Optional[_Union[PrefixStatement, _Mapping]] = ..., draft_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., proposals: _Optional[_Union[SparseRows, _Mapping]] = ..., target_uniforms: _Optional[_Union[Tensor, _Mapping]] = ..., hold_rows: _Optional[bool] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_start: _Optional[int] = ..., processing: _Optional[_Union[LogitProcessing, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., ending_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("rows", "row_mass", "recovered_token_ids", "plain_token_ids", "cached_len", "cost", "features")
+    __slots__ = ("rows", "row_mass", "recovered_token_ids", "plain_token_ids", "cached_len", "cost", "features", "logprobs")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROW_MASS_FIELD_NUMBER: _ClassVar[int]
     RECOVERED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +245,7 @@ class VerifyReply(_message.Message):
     CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     rows: SparseRows
     row_mass: Tensor
     recovered_token_ids: Tensor
@@ -208,7 +253,8 @@ class VerifyReply(_message.Message):
     cached_len: int
     cost: CallCost
     features: Tensor
-    def __init__(self, rows: _Optional[_Union[SparseRows, _Mapping]] = ..., row_mass: _Optional[_Union[Tensor, _Mapping]] = ..., recovered_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., plain_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ..., features: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    logprobs: TargetLogprobs
+    def __init__(self, rows: _Optional[_Union[SparseRows, _Mapping]] = ..., row_mass: _Optional[_Union[Tensor, _Mapping]] = ..., recovered_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., plain_token_ids: _Optional[_Union[Tensor, _Mapping]] = ..., cached_len: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ..., features: _Optional[_Union[Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[TargetLogprobs, _Mapping]] = ...) -> None: ...
 
 class ResolveRequest(_message.Message):
     __slots__ = ("session_id", "round_index", "position", "scale", "uniform", "proposal")
@@ -227,12 +273,14 @@ class ResolveRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., round_index: _Optional[int] = ..., position: _Optional[int] = ..., scale: _Optional[float] = ..., uniform: _Optional[float] = ..., proposal: _Optional[_Union[SparseRows, _Mapping]] = ...) -> None: ...
 
 class ResolveReply(_message.Message):
-    __slots__ = ("token_id", "cost")
+    __slots__ = ("token_id", "cost", "logprob")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     cost: CallCost
-    def __init__(self, token_id: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ...) -> None: ...
+    logprob: float
+    def __init__(self, token_id: _Optional[int] = ..., cost: _Optional[_Union[CallCost, _Mapping]] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -45,6 +45,21 @@ class DetokenizerFactory:
         self._kinds = [kind for kind in _kinds(decoder) if kind != "Fuse"]  # it joins, which we do anyway
         self._vocabulary = _Vocabulary(backend)
 
+    def is_visible(self, token_id: int) -> bool:
+        """Whether the token shows text."""
+        return self._vocabulary.is_visible(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See Tokenizer.token_bytes."""
+        vocabulary = self._vocabulary
+        if not vocabulary.is_visible(token_id):
+            return vocabulary.name(token_id).encode()
+        if "ByteLevel" in self._kinds:
+            return vocabulary.byte_level(token_id)
+        if "ByteFallback" in self._kinds and vocabulary.is_byte(token_id):
+            return bytes([int(vocabulary.name(token_id)[3:5], 16)])
+        return _beyond(vocabulary.decode([token_id]), vocabulary.decode([token_id, token_id])).encode()
+
     def after(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
         """A detokenizer for the answer to this prompt."""
         if self._kinds == ["ByteLevel"]:
@@ -76,13 +91,17 @@ class _Vocabulary:
     def is_visible(self, token_id: int) -> bool:
         return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None
 
+    def name(self, token_id: int) -> str:
+        """As the vocabulary spells it; "" for ids that do not exist."""
+        return self._backend.id_to_token(token_id) or ""
+
     def is_byte(self, token_id: int) -> bool:
-        return BYTE_TOKEN.fullmatch(self._backend.id_to_token(token_id) or "") is not None
+        return BYTE_TOKEN.fullmatch(self.name(token_id)) is not None
 
     def byte_level(self, token_id: int) -> bytes:
         """Bytes of a visible token under a byte-level decoder. A token that is not written in the byte alphabet
         throughout (an added one with a space in it, say) stands for itself."""
-        token = self._backend.id_to_token(token_id) or ""
+        token = self.name(token_id)
         try:
             return bytes(_BYTES[character] for character in token)
         except KeyError:

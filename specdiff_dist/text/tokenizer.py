@@ -81,6 +81,15 @@ class Tokenizer:
         """Text of the ids; incomplete characters become U+FFFD. Spaces are never tidied up."""
         return self._backend.decode([int(token_id) for token_id in token_ids], skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes of one token as it reads behind others; perhaps a part of a character. A special token's are its
+        name's, though it shows no text; b"" for ids that are no token."""
+        return self._detokenizers.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token shows no text: special ones, and ids that are no token."""
+        return not self._detokenizers.is_visible(token_id)
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ending in the header of the assistant's turn. `content` is a string.
 

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from specdiff_dist.core.features import MAX_FEATURE_BYTES, fault, max_rows
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows, SpecdiffError
+from specdiff_dist.transport.logits_checks import check_logits_asked, check_logprobs, is_logprob
 from specdiff_dist.types import (
     DraftBlock,
     DraftCall,
@@ -61,6 +62,7 @@ def check_verify_call(call: VerifyCall, info: VerifierInfo) -> None:
         raise InvalidRequest("these sampling parameters can give wide target rows: send the proposals")
     if call.feature_layers:
         _check_feature_layers(call, info)
+    check_logits_asked(call, info)
 
 
 def check_draft_block(block: DraftBlock, call: DraftCall, info: DrafterInfo) -> None:
@@ -83,6 +85,7 @@ def check_target_rows(target: TargetRows, call: VerifyCall, info: VerifierInfo) 
             raise InvalidRows("features came that were not asked for")
     elif wrong := fault(target.features, call.num_feature_rows, len(call.feature_layers) * info.hidden_size):
         raise InvalidRows(wrong)
+    check_logprobs(target, call, info)
     num_draft = len(call.draft_token_ids)
     _check_array(target.row_mass, np.float64, num_draft + 1, "row_mass", InvalidRows)
     if not np.all(np.abs(target.row_mass - 1.0) <= MASS_TOLERANCE):  # false for NaN
@@ -115,6 +118,8 @@ def check_resolved(resolved: ResolvedToken, info: VerifierInfo) -> None:
     """Raises InvalidRows."""
     if not 0 <= resolved.token_id < info.vocab_size:
         raise InvalidRows(f"the recovered token must be in [0, {info.vocab_size}), not {resolved.token_id}")
+    if resolved.logprob is not None and not is_logprob(resolved.logprob):
+        raise InvalidRows(f"the recovered token's logprob cannot be {resolved.logprob}")
 
 
 def _check_feature_layers(call: VerifyCall, info: VerifierInfo) -> None:

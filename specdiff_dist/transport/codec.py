@@ -16,6 +16,7 @@ from specdiff_dist.core.calibration import CalibrationTable
 from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows, SpecdiffError
 from specdiff_dist.pb import roles_pb2 as pb
+from specdiff_dist.transport.logits_codec import logprobs_from_pb, logprobs_to_pb, processing_from_pb, processing_to_pb
 from specdiff_dist.transport.tensors import Malformed, array_of, tensor_to_pb
 from specdiff_dist.types import (
     CallCost,
@@ -78,6 +79,10 @@ def encode_verify_call(call: VerifyCall) -> bytes:
             hold_rows=call.hold_rows,
             feature_layers=call.feature_layers,
             feature_start=call.feature_start,
+            processing=processing_to_pb(call.processing),
+            num_prompt_tokens=call.num_prompt_tokens,
+            ending_token_ids=call.ending_token_ids,
+            num_logprobs=call.num_logprobs,
         ),
         InvalidRequest,
     )
@@ -158,6 +163,7 @@ def encode_target_rows(target: TargetRows) -> bytes:
             cached_len=target.cached_len,
             cost=_cost_to_pb(target.cost),
             features=None if target.features is None else tensor_to_pb(target.features),
+            logprobs=logprobs_to_pb(target.logprobs),
         ),
         InvalidRows,
     )
@@ -170,7 +176,7 @@ def decode_target_rows(data: bytes) -> TargetRows:
 
 def encode_resolved(resolved: ResolvedToken) -> bytes:
     return _encode(
-        lambda: pb.ResolveReply(token_id=resolved.token_id, cost=_cost_to_pb(resolved.cost)),
+        lambda: pb.ResolveReply(token_id=resolved.token_id, cost=_cost_to_pb(resolved.cost), logprob=resolved.logprob),
         InvalidRows,
     )
 
@@ -180,7 +186,9 @@ def decode_resolved(data: bytes) -> ResolvedToken:
     return _decode(
         data,
         pb.ResolveReply,
-        lambda message: ResolvedToken(message.token_id, _cost_from_pb(message.cost)),
+        lambda message: ResolvedToken(
+            message.token_id, _cost_from_pb(message.cost), message.logprob if message.HasField("logprob") else None
+        ),
         InvalidRows,
     )
 
@@ -299,6 +307,10 @@ def _verify_call_from_pb(message: pb.VerifyRequest) -> VerifyCall:
         hold_rows=message.hold_rows,
         feature_layers=tuple(message.feature_layers),
         feature_start=message.feature_start,
+        processing=processing_from_pb(message),
+        num_prompt_tokens=message.num_prompt_tokens,
+        ending_token_ids=tuple(message.ending_token_ids),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
     )
 
 
@@ -324,6 +336,7 @@ def _target_rows_from_pb(message: pb.VerifyReply) -> TargetRows:
         cached_len=message.cached_len,
         cost=_cost_from_pb(message.cost),
         features=array_of(message, "features") if message.HasField("features") else None,
+        logprobs=logprobs_from_pb(message),
     )
 
 
@@ -351,11 +364,13 @@ def _prefix_from_pb(message: pb.PrefixStatement) -> PrefixStatement:
 
 
 def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
+    return pb.SamplingParams(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+    )
 
 
 def _sampling_from_pb(message: pb.SamplingParams) -> SamplingParams:
-    return SamplingParams(message.temperature, message.top_k, message.top_p)
+    return SamplingParams(message.temperature, message.top_k, message.top_p, message.min_p)
 
 
 def _cost_to_pb(cost: CallCost) -> pb.CallCost:

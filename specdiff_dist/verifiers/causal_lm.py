@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,28 +19,19 @@ from specdiff_dist.types import (
     CallCost,
     ResolveCall,
     ResolvedToken,
-    SamplingParams,
     TargetRows,
     VerifierInfo,
     VerifyCall,
 )
 from specdiff_dist.verifiers.features import wire_features
 from specdiff_dist.verifiers.forward import Forwarded, ForwardPart, ModelForward
-from specdiff_dist.verifiers.target_rows import draw_recovered, target_rows
+from specdiff_dist.verifiers.held_rows import HeldRows
+from specdiff_dist.verifiers.target_rows import target_rows
 
 CacheT = TypeVar("CacheT")
 
 PREFILL_CHUNK = {"cpu": 128}  # tokens per forward: other sessions wait so long, at most, when a long prompt comes
 PREFILL_CHUNK_ELSEWHERE = 1024
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _HeldRows:
-    """The logits of a session's last wide verify call."""
-
-    round_index: int
-    logits: Tensor  # float32 [d + 1, V]
-    sampling: SamplingParams
 
 
 class CausalLMVerifier(Generic[CacheT]):
@@ -99,9 +90,9 @@ class CausalLMVerifier(Generic[CacheT]):
             logits, features = yield from self._forward(
                 session, tokens, len(call.draft_token_ids) + 1, call.feature_layers, skipped
             )
-            target = target_rows(logits, call, cached_len=session.cached_len)
+            target = target_rows(logits, call, cached_len=session.cached_len, token_ids=session.token_ids)
             if call.hold_rows and target.is_wide:
-                session.held = _HeldRows(call.prefix.round_index, logits, call.sampling)
+                session.held = HeldRows(logits, call, session.token_ids)
             return target if features is None else replace(target, features=features)
         except BaseException:  # whatever it was, the cache may disagree with the token ids now: the caller rebuilds it
             self._sessions.drop(session_id)
@@ -111,14 +102,11 @@ class CausalLMVerifier(Generic[CacheT]):
         """See roles.Verifier."""
         session = self._sessions.find(call.session_id)
         held = session.held if session is not None else None
-        if not isinstance(held, _HeldRows) or held.round_index != call.round_index:
+        if not isinstance(held, HeldRows) or held.round_index != call.round_index:
             raise PrefixMismatch(0)  # verify again: it costs time, never a token
-        if call.position >= len(held.logits):
-            raise InvalidRequest(f"position must be below {len(held.logits)}, not {call.position}")
         started = time.perf_counter()
-        row = held.logits[call.position]
-        token_id = draw_recovered(row, held.sampling, call.proposal, call.scale, call.uniform)
-        return ResolvedToken(token_id, CallCost(forward_s=time.perf_counter() - started))
+        resolved = held.resolve(call)
+        return replace(resolved, cost=CallCost(forward_s=time.perf_counter() - started))
 
     def release(self, session_id: str) -> None:
         self._sessions.drop(session_id)

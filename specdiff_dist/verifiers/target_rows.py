@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdiff_dist.core import sampling as sampling_core
-from specdiff_dist.core.rows import SparseRows
+from specdiff_dist.core.rows import IntArray, SparseRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import MAX_NARROW_SUPPORT, CallCost, SamplingParams, TargetRows, VerifyCall
+from specdiff_dist.verifiers.logits import process_logits, read_logprobs
 from specdiff_dist.verifiers.wide_draws import draw_wide
 
 _KEY_SHIFT = 17  # of a float32's bits: exponent and 6 bits of the fraction are left
@@ -42,8 +44,16 @@ class _Entries:
         return _Entries(*(field.index_select(0, at) for field in (self.row_index, self.token_ids, self.probs)))
 
 
-def target_rows(logits: Tensor, call: VerifyCall, *, cached_len: int, cost: CallCost | None = None) -> TargetRows:
-    """The target's law at d + 1 positions under `call.sampling`: temperature, then top-k, then top-p, in float32.
+def target_rows(
+    logits: Tensor,
+    call: VerifyCall,
+    *,
+    cached_len: int,
+    token_ids: IntArray | None = None,
+    cost: CallCost | None = None,
+) -> TargetRows:
+    """The target's law at d + 1 positions, in float32: `call.processing`, if any, then `call.sampling`: temperature, then
+    min-p, then top-k, then top-p. With logprobs of the raw logits if the call asks for them.
 
     Top-k keeps every token tied with the k-th; top-p keeps the smallest set of most probable tokens whose probability
     (after top-k) reaches top_p, of equal ones those with lower ids; both as the transformers warpers do. Greedy rows are
@@ -53,19 +63,29 @@ def target_rows(logits: Tensor, call: VerifyCall, *, cached_len: int, cost: Call
     Args:
         logits: float32 [d + 1, V] on any device; -inf forbids a token. Only small results leave the device.
         call: its `proposals` and `target_uniforms` are used for wide rows only.
+        token_ids: committed and draft tokens of the call; only penalties look at them.
 
     Raises InvalidRows when a row has a NaN, +inf or nothing but -inf (no token is ever made up from it), InvalidRequest
     when rows are wide and the proposals that wide replies need are missing or do not fit.
     """
+    _check_finite(logits)
+    processed = process_logits(logits, call, token_ids)
+    if processed is not logits:
+        _check_finite(processed, "the logits after the request's processing")
+    target = _law(processed, call, cached_len, cost or CallCost())
+    if call.num_logprobs is None:
+        return target
+    return replace(target, logprobs=read_logprobs(logits, target, call))
+
+
+def _law(logits: Tensor, call: VerifyCall, cached_len: int, cost: CallCost) -> TargetRows:
     num_rows, vocab_size = logits.shape
     sampling = call.sampling
-    _check_finite(logits)
-    cost = cost or CallCost()
     if sampling.is_greedy:
         best = torch.argmax(logits, dim=-1).cpu().numpy()
         return TargetRows(SparseRows.one_hot(best), np.ones(num_rows), None, None, cached_len, cost)
 
-    scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
+    scaled = _scaled(logits, sampling)
     if 0 < sampling.top_k < vocab_size:
         entries = _top_k(scaled, sampling.top_k)
         mass = entries.row_sums(num_rows)
@@ -90,9 +110,9 @@ def draw_recovered(logits: Tensor, sampling: SamplingParams, proposal: SparseRow
     """The token drawn from norm([scale·p - q]+) of one row by inverse CDF over token order (core.acceptance.residual).
 
     Args:
-        logits: float32 [V], not greedy; proposal: one row, q.
+        logits: float32 [V], processed, not greedy; proposal: one row, q.
     """
-    dense = _dense(logits[None] / sampling.temperature, sampling)[0]
+    dense = _dense(_scaled(logits[None], sampling), sampling)[0]
     target = dense.double() / dense.sum(dtype=torch.float64)
     ids = torch.from_numpy(proposal.token_ids).long().to(dense.device)
     weights = scale * target
@@ -101,6 +121,14 @@ def draw_recovered(logits: Tensor, sampling: SamplingParams, proposal: SparseRow
     if float(weights.sum()) <= 0.0:
         weights = target
     return sampling_core.draw_index(weights.cpu().numpy(), uniform)
+
+
+def _scaled(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """After temperature and min-p."""
+    scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
+    if sampling.min_p > 0.0:
+        scaled = scaled.masked_fill(scaled < scaled.amax(dim=-1, keepdim=True) + math.log(sampling.min_p), -torch.inf)
+    return scaled
 
 
 def _dense(scaled: Tensor, sampling: SamplingParams) -> Tensor:
@@ -127,12 +155,12 @@ def _wide(dense: Tensor, call: VerifyCall, cached_len: int, cost: CallCost) -> T
     return TargetRows(on_support, wide.row_mass, wide.recovered_token_ids, wide.plain_token_ids, cached_len, cost)
 
 
-def _check_finite(logits: Tensor) -> None:
+def _check_finite(logits: Tensor, what: str = "the verifier's logits") -> None:
     largest = logits.amax(dim=-1)  # NaN wins over everything
     bad = torch.nonzero(~torch.isfinite(largest)).flatten()
     if len(bad):
         raise InvalidRows(
-            f"the verifier's logits at {len(bad)} of {len(largest)} positions are NaN, +inf or all -inf; the model or "
+            f"{what} at {len(bad)} of {len(largest)} positions are NaN, +inf or all -inf; the model or "
             "its dtype is broken (try dtype float32)"
         )
 

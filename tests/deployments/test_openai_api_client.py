@@ -27,12 +27,12 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
 class EngineBackend:
-    """The round loop in this process, with a drafter that knows the verifier's greedy answer."""
+    """The round loop in this process, if nothing else is given with a drafter that knows the verifier's greedy answer."""
 
-    def __init__(self, tokenizer) -> None:
+    def __init__(self, tokenizer, *, drafter=None, verifier=None) -> None:
         self._tokenizer = tokenizer
-        self._drafter = LocalDrafter(ScriptedDrafter(greedy_script(TABLE), VOCAB_SIZE))
-        self.verifier_engine = TableVerifier(TABLE, VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
+        self._drafter = LocalDrafter(drafter or ScriptedDrafter(greedy_script(TABLE), VOCAB_SIZE))
+        self.verifier_engine = verifier or TableVerifier(TABLE, VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
         self._verifier = LocalVerifier(self.verifier_engine)
 
     async def info(self) -> ServiceInfo:

@@ -7,9 +7,11 @@ import time
 
 import pytest
 
+from specdiff_dist.core.logit_processing import LogitProcessing
 from specdiff_dist.types import SamplingParams
-from tests.deployments.fake_backend import NAME, VOCAB_SIZE, FakeBackend, api_client, make_model
+from tests.deployments.fake_backend import MAX_MODEL_LEN, NAME, VOCAB_SIZE, FakeBackend, api_client, make_model
 
+OUTSIDE = (-1, VOCAB_SIZE, VOCAB_SIZE + 1, 2**31, 2**63)  # the verifier's vocabulary is padded beyond the tokenizer's
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
@@ -50,13 +52,28 @@ def error_of(response, status=400):
 @pytest.mark.parametrize(
     "value", ["NaN", "Infinity", "-Infinity", "1e309", "-0.1", '"1"', "true", "[]", "101", "1" + "0" * 400]
 )
-@pytest.mark.parametrize("name", ["temperature", "top_p"])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
 async def test_bad_numbers_are_refused_by_name(client, backend, name, value):
     error = error_of(await client.post("/v1/chat/completions", content=raw_body(**{name: value})))
     assert error["param"] == name
     assert error["type"] == "invalid_request_error"
     assert backend.calls == []
     assert (await post(client)).status_code == 200  # alive
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e309", '"1"', "true", "1" + "0" * 400])
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
+async def test_bad_penalties_are_refused_by_name(client, backend, name, value):
+    error = error_of(await client.post("/v1/chat/completions", content=raw_body(**{name: value})))
+    assert error["param"] == name
+    assert backend.calls == []
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e309", '"1"'])
+async def test_bad_biases_are_refused_by_name(client, backend, value):
+    error = error_of(await client.post("/v1/chat/completions", content=raw_body(logit_bias=f'{{"5": {value}}}')))
+    assert error["param"] == "logit_bias"
+    assert backend.calls == []
 
 
 async def test_nan_in_a_field_nobody_knows_is_not_json(client):
@@ -77,6 +94,17 @@ async def test_nan_in_a_field_nobody_knows_is_not_json(client):
         ("stop_token_ids", [2**63]), ("stop_token_ids", ["1"]), ("stop_token_ids", 5), ("stop_token_ids", [True]),
         ("stream", "yes"), ("stream", 1), ("ignore_eos", 0),
         ("model", 5),
+        ("logprobs", 0), ("logprobs", "true"), ("top_logprobs", 21), ("top_logprobs", 2**31 - 1), ("top_logprobs", -1),
+        ("top_logprobs", True), ("top_logprobs", 2), ("frequency_penalty", 2.01), ("frequency_penalty", "0"),
+        ("presence_penalty", -2.01), ("presence_penalty", []), ("repetition_penalty", 0), ("repetition_penalty", -1.0),
+        ("repetition_penalty", 1e300), ("min_p", -0.1), ("min_p", 1.01), ("min_tokens", -1), ("min_tokens", 1.0),
+        ("min_tokens", 10**12), ("min_tokens", MAX_MODEL_LEN), ("min_tokens", 2**70),
+        ("logit_bias", []), ("logit_bias", {"5": "1"}), ("logit_bias", {"5": True}), ("logit_bias", {"5": 100.5}),
+        ("logit_bias", {"5": None}), ("logit_bias", {"a": 1}), ("logit_bias", {"05": 1}), ("logit_bias", {"5 ": 1}),
+        ("logit_bias", {"": 1}), ("logit_bias", {"1" * 5000: 1}), ("logit_bias", {"5": 10**400}),
+        *(("logit_bias", {str(wrong): 1}) for wrong in OUTSIDE),
+        *(("allowed_token_ids", [1, wrong]) for wrong in OUTSIDE),
+        ("allowed_token_ids", 5), ("allowed_token_ids", ["5"]), ("allowed_token_ids", [5.0]),
     ],
 )  # fmt: skip
 async def test_values_out_of_range_are_refused_by_name(client, backend, name, value):
@@ -90,13 +118,9 @@ async def test_values_out_of_range_are_refused_by_name(client, backend, name, va
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("logprobs", True), ("logprobs", 0), ("top_logprobs", 21), ("top_logprobs", 2**31 - 1),
-        ("frequency_penalty", 0.5), ("frequency_penalty", "0"), ("presence_penalty", -1), ("repetition_penalty", 1.3),
-        ("logit_bias", {"5": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", []),
         ("tools", [{"type": "function"}]), ("functions", [{}]),
         ("response_format", {"type": "json_object"}), ("response_format", {"type": 5}), ("response_format", "text"),
-        ("best_of", 2), ("suffix", "x"), ("echo", True), ("min_tokens", 10), ("min_p", 0.1),
-        ("prompt_logprobs", 1),
+        ("best_of", 2), ("suffix", "x"), ("echo", True), ("prompt_logprobs", 1), ("bad_words", ["x"]),
     ],
 )  # fmt: skip
 async def test_parameters_not_served_yet_are_refused_and_never_ignored(client, backend, name, value):
@@ -107,7 +131,7 @@ async def test_parameters_not_served_yet_are_refused_and_never_ignored(client, b
     assert backend.calls == []
 
 
-async def test_neutral_values_of_those_parameters_are_served_without_a_warning(client):
+async def test_neutral_values_of_all_parameters_are_served_without_a_warning(client, backend):
     response = await post(
         client, logprobs=False, top_logprobs=0, frequency_penalty=0, presence_penalty=0.0, repetition_penalty=1.0,
         logit_bias={}, tools=[], tool_choice="auto", response_format={"type": "text"}, best_of=1, suffix=None,
@@ -115,6 +139,7 @@ async def test_neutral_values_of_those_parameters_are_served_without_a_warning(c
     )  # fmt: skip
     assert response.status_code == 200, response.text
     assert "x-specdiff-warning" not in response.headers
+    assert (backend.last.processing, backend.last.num_logprobs) == (None, None)
 
 
 async def test_best_of_is_served_when_it_changes_nothing(client):
@@ -124,11 +149,13 @@ async def test_best_of_is_served_when_it_changes_nothing(client):
 
 async def test_null_means_the_default(client, backend):
     names = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "n", "stop",
-             "stop_token_ids", "ignore_eos", "stream", "stream_options", "quality", "return_token_ids", "model")  # fmt: skip
+             "stop_token_ids", "ignore_eos", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty",
+             "repetition_penalty", "logit_bias", "min_tokens", "min_p", "allowed_token_ids", "stream", "stream_options", "quality", "return_token_ids", "model")  # fmt: skip
     assert (await post(client, **dict.fromkeys(names))).status_code == 200
     assert backend.last.sampling == SamplingParams(0.7, 5, 0.9)  # the model's own defaults
     assert backend.last.stop == ()
     assert backend.last.ignore_eos is False
+    assert (backend.last.processing, backend.last.num_logprobs) == (None, None)
 
 
 @pytest.mark.parametrize("value", [-1, 0])
@@ -144,6 +171,52 @@ async def test_sampling_parameters_arrive(client, backend):
     assert request.sampling == SamplingParams(0.0, 3, 0.5)
     assert (request.seed, request.max_tokens, request.ignore_eos) == (-(2**63), 7, True)
     assert (request.stop, request.stop_token_ids) == (("###",), (1, 2))
+
+
+async def test_what_is_done_to_logits_arrives(client, backend):
+    await post(
+        client, frequency_penalty=0.5, presence_penalty=-1, repetition_penalty=1.3, logit_bias={"5": 1, "0": -100},
+        min_tokens=3, min_p=0.1, allowed_token_ids=[5, 7, 5], max_tokens=7,
+    )  # fmt: skip
+    request = backend.last
+    assert request.processing == LogitProcessing(0.5, -1.0, 1.3, (5, 0), (1.0, -100.0), 3, (5, 7))
+    assert request.sampling == SamplingParams(0.7, 5, 0.9, 0.1)
+
+
+async def test_min_tokens_is_bounded_by_max_tokens(client):
+    assert (await post(client, min_tokens=7, max_tokens=7)).status_code == 200
+    assert error_of(await post(client, min_tokens=8, max_tokens=7))["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 20}, 20), ({"logprobs": False}, None)],
+)
+async def test_logprobs_of_a_chat_arrive(client, backend, fields, expected):
+    backend.script = []
+    await post(client, **fields)
+    assert backend.last.num_logprobs == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, 0), (20, 20), (None, None), (False, None)])
+async def test_logprobs_of_a_completion_arrive(client, backend, value, expected):
+    backend.script = []
+    await client.post("/v1/completions", json={"prompt": "Hi", "logprobs": value})
+    assert backend.last.num_logprobs == expected
+
+
+@pytest.mark.parametrize("value", [True, 21, -1, 1.0, "1", 2**31 - 1])
+async def test_bad_logprobs_of_a_completion_are_refused(client, backend, value):
+    error = error_of(await client.post("/v1/completions", json={"prompt": "Hi", "logprobs": value}))
+    assert error["param"] == "logprobs"
+    assert backend.calls == []
+
+
+async def test_after_bad_values_of_n_the_next_request_is_served(client):
+    """K11 row 60."""
+    for value in (1.0, "2", 0, -1):
+        error_of(await post(client, n=value))
+        assert (await post(client, n=2)).status_code == 200
 
 
 @pytest.mark.parametrize("value", [1e-3, 1e-30, 5e-324])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdiff_dist.config import DecodeConfig, Static
+from specdiff_dist.core.logit_processing import LogitProcessing
 from specdiff_dist.engine import decode
 from specdiff_dist.engine.stopping import StopMonitor
 from specdiff_dist.types import TokenChunk
@@ -129,3 +130,27 @@ async def test_ignore_eos_goes_on() -> None:
     chunks = [chunk async for chunk in decode(request, DecodeConfig(), None, Direct(verifier), tier="t")]
     assert [t for c in chunks for t in c.token_ids] == plain_greedy(table, [1], 5)
     assert chunks[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("text", "min_tokens", "expected"),
+    [
+        ("ab--cd--ef", 0, ("ab", "stop")),
+        ("ab--cd--ef", 3, ("ab", "stop")),  # it ends with the fourth token
+        ("ab--cd--ef", 4, ("ab--cd", "stop")),
+        ("ab---", 4, ("ab-", "stop")),  # ends after min_tokens, begins before
+        ("ab--", 4, ("ab--", None)),
+        ("ab\0cd\0", 3, ("abcd", "stop")),
+        ("ab\0cd\0", 2, ("ab", "stop")),
+    ],
+)
+def test_nothing_stops_before_min_tokens(text: str, min_tokens: int, expected: tuple[str, str | None]) -> None:
+    request = make_request(max_tokens=100, stop=("--",), processing=LogitProcessing(min_tokens=min_tokens))
+    monitor = StopMonitor(request, (EOS,), Letters("".join(chr(i) for i in range(128))))
+    shown = ""
+    for character in text:
+        shown += monitor.push(ord(character))
+        if monitor.finish_reason is not None:
+            break
+    shown += monitor._held if monitor.finish_reason is None else ""
+    assert (shown, monitor.finish_reason) == expected

@@ -73,6 +73,7 @@ def test_a_broken_config_is_named(tmp_path, content):
         ({"do_sample": False}, SamplingParams()),
         ({"temperature": 0.6, "top_p": 0.9, "top_k": 20}, SamplingParams(0.6, 20, 0.9)),
         ({"temperature": None, "top_k": -1}, SamplingParams()),
+        ({"min_p": 0.05}, SamplingParams(min_p=0.05)),
         ({"do_sample": False, "temperature": 0.2}, SamplingParams(0.2)),
     ],
 )

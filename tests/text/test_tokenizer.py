@@ -11,7 +11,7 @@ from tokenizers import processors
 from specdiff_dist.errors import InvalidRequest, ModelUnavailable
 from specdiff_dist.models import ModelFolder
 from specdiff_dist.text import Tokenizer
-from tests.text.small_tokenizers import byte_level
+from tests.text.small_tokenizers import FAMILIES, byte_level
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TURNS = [
@@ -192,3 +192,27 @@ class TestFolder:
         content["model"]["vocab"]["zzz"] = 999
         (tmp_path / "tokenizer.json").write_text(json.dumps(content))
         assert Tokenizer.load(tmp_path).vocab_size == 1000
+
+
+class TestSingleTokens:
+    @pytest.mark.parametrize(
+        "name", ["byte-level", "byte-level, fused", "llama", "gemma", "metaspace", "wordpiece", "none"]
+    )
+    def test_their_bytes_make_up_the_text_behind_a_prompt(self, name):
+        tokenizer = Tokenizer(FAMILIES[name]())
+        prompt = tokenizer.encode("he", add_special_tokens=False)
+        for text in ("he hello world", "hello he  ab", "a b<tool>a two words b", "é 你 好 he"):
+            token_ids = tokenizer.encode(text, add_special_tokens=False)
+            detokenizer = tokenizer.detokenizer(prompt)
+            shown = "".join(detokenizer.push(token_id) for token_id in token_ids) + detokenizer.flush()
+            assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == shown
+            assert not any(map(tokenizer.is_special, token_ids))
+
+    def test_parts_of_characters_special_tokens_and_ids_that_are_none(self):
+        tokenizer = Tokenizer(FAMILIES["llama"]())
+        euro = tokenizer.encode("€", add_special_tokens=False)[1:]  # behind the space that it puts first
+        assert [tokenizer.token_bytes(token_id) for token_id in euro] == [b"\xe2", b"\x82", b"\xac"]
+        special = tokenizer.encode("</s>", add_special_tokens=False)[-1]
+        assert (tokenizer.token_bytes(special), tokenizer.is_special(special)) == (b"</s>", True)
+        for none in (tokenizer.vocab_size, 2**31 - 1):
+            assert (tokenizer.token_bytes(none), tokenizer.is_special(none)) == (b"", True)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from specdiff_dist.config import TIERS, ConfidenceThreshold, DecodeConfig, Effort, Linear, Off, Policy, Rule, Static
+from specdiff_dist.core.logit_processing import LogitProcessing
+from specdiff_dist.core.logprobs import TokenLogprob
 from specdiff_dist.errors import InvalidConfig, InvalidRequest
 from specdiff_dist.transport.envelope import pack, unpack
 from specdiff_dist.types import (
@@ -31,8 +33,15 @@ RECEIPT = Receipt(
 CHUNK = TokenChunk(
     (5, 0), "ab\u2028", "stop", RECEIPT, (RoundRecord(4, 3, 2, CallCost(0.1), CallCost(), 0.2, 0.3, True),) * 2
 )
+ASKING = dataclasses.replace(
+    REQUEST,
+    max_tokens=9,
+    num_logprobs=3,
+    processing=LogitProcessing(0.5, -1.0, 1.3, (5, 0), (1 / 3, -100.0), 9, (2, 1)),
+)
+LOGPROBS = (TokenLogprob(-1 / 3, (5, 0), (-0.1, float("-inf"))), TokenLogprob(float("-inf"), (), ()))
 VALUES = [
-    REQUEST, CONFIG, *TIERS.values(), CHUNK, TokenChunk((), ""), RECEIPT,
+    ASKING, TokenChunk((5, 0), "ab", logprobs=LOGPROBS), REQUEST, CONFIG, *TIERS.values(), CHUNK, TokenChunk((), ""), RECEIPT,
     DrafterInfo("d", 9, 8, 7, ("left_to_right",), True, False), VerifierInfo("v", 9, 8, (), "bfloat16"),
 ]  # fmt: skip
 
