@@ -59,8 +59,15 @@ class SessionTable(Generic[CacheT]):
     """All sessions of a replica. Over `max_sessions` the least recently used is dropped: its caller gets PrefixMismatch
     and resends, so dropping costs time and never tokens."""
 
-    def __init__(self, new_cache: Callable[[], CacheT], *, max_sessions: int) -> None:
-        self._new_cache = new_cache
+    def __init__(
+        self,
+        new_cache: Callable[[], CacheT],
+        *,
+        max_sessions: int,
+        on_drop: Callable[[str], None] = lambda session_id: None,
+    ) -> None:
+        """`on_drop`: told of every session that goes, however it does."""
+        self._new_cache, self._on_drop = new_cache, on_drop
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[str, SessionPrefix[CacheT]] = OrderedDict()
 
@@ -72,7 +79,7 @@ class SessionTable(Generic[CacheT]):
         session = self._sessions.get(session_id)
         if session is None:
             while len(self._sessions) >= self._max_sessions:
-                self._sessions.popitem(last=False)
+                self._on_drop(self._sessions.popitem(last=False)[0])
             session = self._sessions[session_id] = SessionPrefix(self._new_cache())
         self._sessions.move_to_end(session_id)
         return session
@@ -83,4 +90,5 @@ class SessionTable(Generic[CacheT]):
 
     def drop(self, session_id: str) -> None:
         """Forgets the session and its cache."""
-        self._sessions.pop(session_id, None)
+        if self._sessions.pop(session_id, None) is not None:
+            self._on_drop(session_id)

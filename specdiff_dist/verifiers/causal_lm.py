@@ -26,6 +26,7 @@ from specdiff_dist.types import (
 from specdiff_dist.verifiers.features import wire_features
 from specdiff_dist.verifiers.forward import Forwarded, ForwardPart, ModelForward
 from specdiff_dist.verifiers.held_rows import HeldRows
+from specdiff_dist.verifiers.shared_prefixes import MAX_TOKENS, SharedPrefixes
 from specdiff_dist.verifiers.target_rows import target_rows
 
 CacheT = TypeVar("CacheT")
@@ -48,8 +49,10 @@ class CausalLMVerifier(Generic[CacheT]):
         max_model_len: int | None = None,
         max_sessions: int = 64,
         prefill_chunk: int | None = None,
+        max_shared_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`prefill_chunk`: tokens; None: what suits the model's device."""
+        """`prefill_chunk`: tokens; None: what suits the model's device. `max_shared_tokens`: of ended sessions' prompts that
+        are kept for prompts beginning alike."""
         if max_model_len is not None and not 1 <= max_model_len <= model.max_model_len:
             raise InvalidConfig(f"max_model_len must be 1 … {model.max_model_len} for {name}, not {max_model_len}")
         self._model = model
@@ -58,7 +61,10 @@ class CausalLMVerifier(Generic[CacheT]):
             name, model.vocab_size, max_model_len or model.max_model_len, eos_token_ids, model.dtype, model.num_layers,
             model.hidden_size,
         )  # fmt: skip
-        self._sessions: SessionTable[CacheT] = SessionTable(model.new_cache, max_sessions=max_sessions)
+        self._prefixes: SharedPrefixes[CacheT] = SharedPrefixes(model.copy_cache, max_tokens=max_shared_tokens)
+        self._sessions: SessionTable[CacheT] = SessionTable(
+            model.new_cache, max_sessions=max_sessions, on_drop=self._prefixes.forget
+        )
 
     @property
     def info(self) -> VerifierInfo:
@@ -87,9 +93,17 @@ class CausalLMVerifier(Generic[CacheT]):
         try:
             self._model.crop(session.cache, length)
             skipped = call.feature_start - call.prefix.prefix_len  # leading tokens without features
+            known = self._begin_alike(call, session) if length == 0 else None
             logits, features = yield from self._forward(
-                session, tokens, len(call.draft_token_ids) + 1, call.feature_layers, skipped
+                session,
+                tokens[session.cached_len - length :],
+                len(call.draft_token_ids) + 1,
+                call.feature_layers,
+                skipped,
+                known,
             )
+            if length == 0:
+                self._share(call, session, features)
             target = target_rows(logits, call, cached_len=session.cached_len, token_ids=session.token_ids)
             if call.hold_rows and target.is_wide:
                 session.held = HeldRows(logits, call, session.token_ids)
@@ -109,14 +123,44 @@ class CausalLMVerifier(Generic[CacheT]):
         return replace(resolved, cost=CallCost(forward_s=time.perf_counter() - started))
 
     def release(self, session_id: str) -> None:
+        self._prefixes.end(session_id)
         self._sessions.drop(session_id)
 
+    def _begin_alike(self, call: VerifyCall, session: SessionPrefix[CacheT]) -> FeatureArray | None:
+        """Gives an empty session what another one has cached of the same tokens, all but the anchor at most; their features
+        where they are asked for."""
+        self._prefixes.forget(call.prefix.session_id)
+        found = self._prefixes.find(call.prefix.new_token_ids[:-1], call.feature_layers)
+        if found is None:
+            return None
+        prefix, num_tokens = found
+        session.cache = self._model.copy_cache(prefix.cache, num_tokens)
+        session.extend(prefix.token_ids[:num_tokens])
+        return None if prefix.features is None else prefix.features[:num_tokens]
+
+    def _share(self, call: VerifyCall, session: SessionPrefix[CacheT], features: FeatureArray | None) -> None:
+        committed = call.prefix.new_token_ids
+        is_whole = features is not None and call.feature_start == 0
+        self._prefixes.add(
+            call.prefix.session_id, committed, session.cache, call.feature_layers,
+            features[: len(committed)] if is_whole else None,
+        )  # fmt: skip
+
     def _forward(
-        self, session: SessionPrefix[CacheT], tokens: IntArray, num_logits: int, layers: tuple[int, ...], skipped: int
+        self,
+        session: SessionPrefix[CacheT],
+        tokens: IntArray,
+        num_logits: int,
+        layers: tuple[int, ...],
+        skipped: int,
+        known: FeatureArray | None,
     ) -> Steps[ForwardPart[CacheT], Forwarded, tuple[Tensor, FeatureArray | None]]:
         """Adds `tokens` to the session; the last `num_logits` logits, and the features of all but the first `skipped`
-        tokens (None without layers)."""
+        tokens (None without layers). `known`: features of tokens before these that the session has been given."""
         hidden: list[FeatureArray] = []
+        if known is not None and layers:
+            hidden.append(known[skipped:])
+            skipped = max(skipped - len(known), 0)
         while True:
             is_last = len(tokens) <= max(self._prefill_chunk, num_logits)
             chunk = tokens if is_last else tokens[: min(self._prefill_chunk, len(tokens) - num_logits)]

@@ -51,6 +51,10 @@ class ModelForward(Protocol[CacheT]):
         """Cuts the cache to its first `length` tokens."""
         ...
 
+    def copy_cache(self, cache: CacheT, length: int) -> CacheT:
+        """Its first `length` tokens as a cache of their own."""
+        ...
+
     def forward_parts(self, parts: Sequence[ForwardPart[CacheT]]) -> list[Forwarded]:
         """Runs all parts at once. The caches are unusable if this raises."""
         ...

@@ -117,6 +117,10 @@ class LlamaForward:
         """Cuts the cache to its first `length` tokens."""
         cache.crop(length)
 
+    def copy_cache(self, cache: KVCache, length: int) -> KVCache:
+        """Its first `length` tokens as a cache of their own."""
+        return cache.head(length)
+
     @torch.inference_mode()
     def forward_parts(self, parts: Sequence[ForwardPart[KVCache]]) -> list[Forwarded]:
         """See ModelForward. On the model's device; features in its dtype."""

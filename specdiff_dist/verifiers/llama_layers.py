@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,13 @@ class KVCache:
     def crop(self, length: int) -> None:
         """Forgets all but the first `length` tokens."""
         self.length = min(self.length, length)
+
+    def head(self, length: int) -> KVCache:
+        """The first `length` tokens, in memory of its own and no more of it than they need."""
+        head = copy(self)
+        head.keys, head.values = self.keys[:, :, :length].clone(), self.values[:, :, :length].clone()
+        head.length = length
+        return head
 
     def _grown(self, old: Tensor, capacity: int) -> Tensor:
         new = old.new_zeros((*old.shape[:2], capacity, old.shape[3]))

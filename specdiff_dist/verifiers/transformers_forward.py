@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ class TransformersForward:
         surplus = cache.get_seq_length() - length
         if surplus > 0:
             cache.crop(-surplus)
+
+    def copy_cache(self, cache: DynamicCache, length: int) -> DynamicCache:
+        """Its first `length` tokens as a cache of their own."""
+        head = deepcopy(cache)
+        self.crop(head, length)
+        return head
 
     def forward_parts(self, parts: Sequence[ForwardPart[DynamicCache]]) -> list[Forwarded]:
         """See ModelForward. On the model's device; features in its dtype. Part after part: a DynamicCache belongs to one

@@ -61,6 +61,9 @@ class Counting:
     def crop(self, cache: list[int], length: int) -> None:
         del cache[length:]
 
+    def copy_cache(self, cache: list[int], length: int) -> list[int]:
+        return cache[:length]
+
     def forward_parts(self, parts: Sequence[ForwardPart[list[int]]]) -> list[Forwarded]:
         return [self._forward(part) for part in parts]
 
