@@ -140,10 +140,10 @@ class CausalLMVerifier(Generic[CacheT]):
 
     def _share(self, call: VerifyCall, session: SessionPrefix[CacheT], features: FeatureArray | None) -> None:
         committed = call.prefix.new_token_ids
-        is_whole = features is not None and call.feature_start == 0
+        own = features[: len(committed)] if features is not None and call.feature_start == 0 else None
         self._prefixes.add(
             call.prefix.session_id, committed, session.cache, call.feature_layers,
-            features[: len(committed)] if is_whole else None,
+            own,
         )  # fmt: skip
 
     def _forward(
