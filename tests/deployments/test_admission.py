@@ -35,7 +35,7 @@ def client(backend, tmp_path):
 
 async def until(condition) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0)
 
 
