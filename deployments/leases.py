@@ -153,6 +153,11 @@ class Replicas(Generic[ClientT]):
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
+    def give_up(self, leasing: asyncio.Task[Lease[ClientT]]) -> None:
+        """Ends an attempt to lease, and gives back what it has already got."""
+        if not leasing.cancel() and not leasing.cancelled() and leasing.exception() is None:
+            self.give_back(leasing.result())
+
 
 def _reachable(grant: LeaseGrant) -> str:
     host = urlsplit(f"//{grant.address}").hostname
@@ -228,8 +233,7 @@ class LeasedVerifier:
                 await asyncio.wait({leasing}, timeout=left_s)
             return leasing.result()
         except BaseException:
-            if (lease := _given_up(leasing)) is not None:
-                self._replicas.give_back(lease)
+            self._replicas.give_up(leasing)
             raise
 
     async def release(self, session_id: str) -> None:
@@ -298,13 +302,6 @@ class LeasedDrafter:
         lease, self._lease = self._lease, None
         leasing, self._leasing = self._leasing, None
         if leasing is not None:
-            lease = _given_up(leasing)
+            self._replicas.give_up(leasing)
         if lease is not None:
             self._replicas.give_back(lease)
-
-
-def _given_up(leasing: asyncio.Task[Lease[ClientT]]) -> Lease[ClientT] | None:
-    """Ends an attempt to lease. Returns what it already has."""
-    if leasing.cancel() or leasing.cancelled() or leasing.exception() is not None:
-        return None
-    return leasing.result()

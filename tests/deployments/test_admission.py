@@ -103,6 +103,8 @@ class FakeReplicas:
     def give_back(self, lease: FakeLease, *, is_lost: bool = False) -> None:
         lease.is_given_back = True
 
+    give_up: Any = Replicas.give_up
+
 
 def leased_verifier(replicas: FakeReplicas, timeout_s: float) -> LeasedVerifier:
     info = VerifierInfo("table", 10, 100, (), "float32")
