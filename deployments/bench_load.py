@@ -13,7 +13,7 @@ import aiohttp
 from ray import serve
 
 from deployments.bench_app import APP_NAME
-from deployments.bench_speed import served
+from deployments.bench_speed import error_message, served
 from deployments.busy import MAX_INTERVALS, BusyInterval
 from deployments.settings import AppSettings
 from specdiff_dist.bench.load import (
@@ -87,7 +87,7 @@ class LoadClient:
             if response.status in (429, 503) and retry_after is not None:
                 return float(retry_after)
             if response.status != 200:
-                answer.failure = f"status {response.status}"
+                answer.failure = f"status {response.status}: {error_message(await response.read())}"
                 return None
             async for line in response.content:
                 answer.read(line)

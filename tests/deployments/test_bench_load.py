@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from deployments.bench_load import LoadClient, LoadPlan
 from deployments.openai_api.app import build_api
 from specdiff_dist.bench.load import OFF, ON
-from specdiff_dist.errors import VerifierUnavailable
+from specdiff_dist.errors import InvalidRequest, VerifierUnavailable
 from specdiff_dist.types import TokenChunk
 from tests.deployments.fake_backend import HELLO, FakeBackend, make_model, make_receipt
 from tests.tiny_models import VOCAB_SIZE, save_drafter, save_verifier, tiny_llama
@@ -80,7 +80,7 @@ async def test_told_to_come_back_it_does(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("script", "failure"),
     [
-        ([RuntimeError("x")], "status 500"),
+        ([InvalidRequest("no")], "status 400: no"),
         ([TokenChunk((72,), "H"), RuntimeError("x")], "error event: internal_error"),
         ([TokenChunk((72,), "H")], "error event: internal_error"),
         ([TokenChunk((72,), "H", "stop", make_receipt())], "1 of 5 tokens"),
