@@ -41,7 +41,7 @@ class HttpContender:
         text = response.read()
         seconds = perf_counter() - started
         if response.status != 200:
-            raise InvalidRequest(f"the service answered {response.status}: {_message(text)}")
+            raise InvalidRequest(f"the service answered {response.status}: {error_message(text)}")
         answer = json.loads(text)
         choice = answer["choices"][0]
         if tuple(choice["prompt_token_ids"]) != task.token_ids:
@@ -74,7 +74,8 @@ def app_settings(model: str, drafter: str, dtype: str, num_threads: int) -> AppS
     )  # fmt: skip
 
 
-def _message(text: bytes) -> str:
+def error_message(text: bytes) -> str:
+    """What the service says in a refusal."""
     try:
         return json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -6,6 +6,7 @@ Without `from __future__ import annotations`, on purpose: Serve reads the type o
 
 import sys
 from functools import partial
+from math import ceil
 from typing import Any
 
 from ray.serve import Application
@@ -21,6 +22,8 @@ from specdiff_dist.models import EMBEDDED_MODEL, resolve
 from specdiff_dist.quality import EXACT_TIER
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.verifiers import load_verifier
+
+OTHER_CALLS = 64  # room beside the answers: health, models, refusals; without it they would queue behind the answers
 
 
 def app(args: AppSettings) -> Application:
@@ -56,16 +59,21 @@ def app(args: AppSettings) -> Application:
         )  # fmt: skip
     router = Router.options(
         num_replicas=args.router_replicas,
-        max_ongoing_requests=args.max_ongoing_requests,
+        max_ongoing_requests=_answers_per_router(args) + OTHER_CALLS,
         health_check_period_s=args.health_check_period_s,
         ray_actor_options={"num_cpus": args.router_num_cpus},
     ).bind(verifier, drafter, args, partial(_load_tokenizer, args.model))
     return Ingress.options(
         num_replicas=args.ingress_replicas,
-        max_ongoing_requests=args.max_ongoing_requests,
+        max_ongoing_requests=args.max_ongoing_requests + OTHER_CALLS,
         health_check_period_s=args.health_check_period_s,
         ray_actor_options={"num_cpus": args.ingress_num_cpus},
     ).bind(router, args)
+
+
+def _answers_per_router(args: AppSettings) -> int:
+    """What all ingress replicas together may ask of one router replica."""
+    return ceil(args.max_ongoing_requests * args.ingress_replicas / args.router_replicas)
 
 
 def _load_tokenizer(model: str) -> Tokenizer:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from ray import serve
 from ray.actor import ActorHandle
 
+from deployments.busy import BusyInterval
 from deployments.replica import GuardedDrafter, OpenLeases, Replica, listen_host
 from specdiff_dist.roles import DrafterEngine
 from specdiff_dist.transport import envelope
@@ -37,6 +38,10 @@ class Drafter:
     async def counters(self) -> dict[str, int | str]:
         """See Replica.counters."""
         return self._replica.counters()
+
+    async def busy_intervals(self, since_s: float = 0.0) -> list[BusyInterval]:
+        """See Replica.busy_intervals."""
+        return self._replica.busy_intervals(since_s)
 
     async def check_health(self) -> None:
         """Fails when the model is stuck or the port does not answer a new connection."""

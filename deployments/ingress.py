@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 
 from fastapi import FastAPI
 from ray import serve
@@ -13,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.handle_stream import HandleStream
 from deployments.messages import RouterInfo, pack_call, unpack_item
+from deployments.openai_api.admission import Admission
 from deployments.openai_api.app import build_api
 from deployments.openai_api.backend import ServedModel, ServiceInfo
 from deployments.openai_api.errors import unavailable
@@ -32,8 +34,11 @@ _NOBODY_THERE = (BackPressureError, DeploymentUnavailableError, ReplicaUnavailab
 class RouterBackend:
     """The router, as the HTTP layer sees it."""
 
-    def __init__(self, router: DeploymentHandle) -> None:
+    def __init__(self, router: DeploymentHandle, *, max_answers: int | None = None) -> None:
+        """`max_answers`: how many the router is asked for at a time, so that it always has room for other calls; more wait
+        here. A request with n > 1 takes n. None: any number."""
         self._router = router
+        self._places = nullcontext() if max_answers is None else asyncio.Semaphore(max_answers)
 
     async def info(self) -> ServiceInfo:
         """Raises ApiError 503 when no router answers in time."""
@@ -52,16 +57,17 @@ class RouterBackend:
     ) -> AsyncGenerator[TokenChunk, None]:
         """See Backend.generate."""
         call = pack_call(request, tier=tier, config=config)
-        stream = HandleStream(lambda: self._router.generate.options(stream=True).remote(call))
-        try:
-            await stream.first()  # the router has taken the call, no more
-            async for item in stream.rest():
-                yield unpack_item(item)
-        except _NOBODY_THERE as error:
-            raise _busy(error) from error
-        finally:
-            # Dropping the reference stops nothing; only this makes the router let go of the session.
-            stream.close()
+        async with self._places:
+            stream = HandleStream(lambda: self._router.generate.options(stream=True).remote(call))
+            try:
+                await stream.first()  # the router has taken the call, no more
+                async for item in stream.rest():
+                    yield unpack_item(item)
+            except _NOBODY_THERE as error:
+                raise _busy(error) from error
+            finally:
+                # Dropping the reference stops nothing; only this makes the router let go of the session.
+                stream.close()
 
 
 def _busy(error: Exception) -> Exception:
@@ -79,7 +85,8 @@ class Ingress:
         """Raises ModelUnavailable when the model's tokenizer cannot be had."""
         folder = resolve(settings.model)
         tokenizer = Tokenizer.load(folder.path)
-        self._backend = RouterBackend(router)
+        self._max_requests = settings.max_ongoing_requests
+        self._backend = RouterBackend(router, max_answers=settings.max_ongoing_requests)
         self._model = ServedModel(
             name=settings.served_model_name,
             tokenizer=tokenizer,
@@ -91,4 +98,6 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve in the replica, once it is constructed."""
-        return build_api(self._backend, self._model)
+        api = build_api(self._backend, self._model)
+        api.add_middleware(Admission, max_requests=self._max_requests)
+        return api

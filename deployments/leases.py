@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from math import inf
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -62,10 +64,12 @@ class LeaseLost(RoleError):
 class Lease(Generic[ClientT]):
     """A session's place on one replica, and the client of that replica."""
 
-    def __init__(self, session_id: str, client: ClientT, stream: HandleStream) -> None:
+    def __init__(self, session_id: str, client: ClientT, stream: HandleStream, answered: Callable[[], None]) -> None:
+        """`answered` is called after every call that was."""
         self.client = client
         self._session_id = session_id
         self._stream = stream
+        self._answered = answered
         self._ended = asyncio.create_task(self._until_end())
 
     async def _until_end(self) -> None:
@@ -82,7 +86,9 @@ class Lease(Generic[ClientT]):
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise LeaseLost("the replica went away during the call")
-            return task.result()
+            reply = task.result()
+            self._answered()
+            return reply
         finally:
             task.cancel()
 
@@ -111,6 +117,7 @@ class Replicas(Generic[ClientT]):
         self._handle = handle.options(stream=True)
         self._connect = connect
         self._caller = caller
+        self.last_answer_s = -inf  # monotonic: when a replica last granted a lease or answered a call of this process
         self._closing: set[asyncio.Task[None]] = set()
 
     async def lease(self, session_id: str) -> Lease[ClientT]:
@@ -130,16 +137,26 @@ class Replicas(Generic[ClientT]):
             grant = await stream.first()
             if grant is None:
                 raise RayServeException("the lease ended before it began")
-            return Lease(session_id, self._connect(_reachable(envelope.unpack(grant, LeaseGrant))), stream)
+            client = self._connect(_reachable(envelope.unpack(grant, LeaseGrant)))
+            self._note_answer()
+            return Lease(session_id, client, stream, self._note_answer)
         except BaseException:  # above all our own cancellation: an open lease nobody knows of would hold its place
             stream.close()
             raise
+
+    def _note_answer(self) -> None:
+        self.last_answer_s = monotonic()
 
     def give_back(self, lease: Lease[ClientT], *, is_lost: bool = False) -> None:
         """Closes the lease in the background: an answer does not wait for it, and cancelling cannot interrupt it."""
         task = asyncio.create_task(lease.close(is_lost=is_lost))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    def give_up(self, leasing: asyncio.Task[Lease[ClientT]]) -> None:
+        """Ends an attempt to lease, and gives back what it has already got."""
+        if not leasing.cancel() and not leasing.cancelled() and leasing.exception() is None:
+            self.give_back(leasing.result())
 
 
 def _reachable(grant: LeaseGrant) -> str:
@@ -157,10 +174,22 @@ class LeasedVerifier:
     def __init__(self, replicas: Replicas[GrpcVerifier], info: VerifierInfo, *, timeout_s: float) -> None:
         self._replicas, self._info, self._timeout_s = replicas, info, timeout_s
         self._lease: Lease[GrpcVerifier] | None = None
-        self._deadline: float | None = None  # monotonic; set while there is trouble
+        self._trouble_since: float | None = None  # monotonic; set while there is some
 
     async def info(self) -> VerifierInfo:
         return self._info
+
+    @asynccontextmanager
+    async def placed(self, session_id: str) -> AsyncIterator[None]:
+        """Around a session: begins when it has a replica, so that whoever waits for a verifier holds no drafter.
+
+        Raises VerifierUnavailable as `verify` does.
+        """
+        self._lease = await self._open(session_id)
+        try:
+            yield
+        finally:
+            await self.release(session_id)
 
     async def verify(self, call: VerifyCall) -> TargetRows:
         """Raises VerifierUnavailable when no replica has answered for `timeout_s` seconds."""
@@ -172,7 +201,7 @@ class LeasedVerifier:
             target = await self._lease.call(self._lease.client.verify(call))
         except (LeaseLost, VerifierUnavailable) as error:
             raise self._lost(self._lease, call.prefix.session_id, error) from error
-        self._deadline = None
+        self._trouble_since = None
         return target
 
     async def resolve(self, call: ResolveCall) -> ResolvedToken:
@@ -189,16 +218,23 @@ class LeasedVerifier:
         log.warning("session %s lost its verifier: %s", session_id, error)
         self._lease = None
         self._replicas.give_back(lease, is_lost=True)
-        self._deadline = self._deadline or monotonic() + self._timeout_s
+        self._trouble_since = self._trouble_since or monotonic()
         return PrefixMismatch(0)
 
     async def _open(self, session_id: str) -> Lease[GrpcVerifier]:
-        left_s = self._timeout_s if self._deadline is None else self._deadline - monotonic()
+        """Waits its turn for as long as verifiers answer the sessions before it, and `timeout_s` when none does."""
+        since = monotonic() if self._trouble_since is None else self._trouble_since
+        leasing = asyncio.create_task(self._replicas.lease(session_id))
         try:
-            async with asyncio.timeout(left_s):
-                return await self._replicas.lease(session_id)
-        except TimeoutError:
-            raise VerifierUnavailable(f"no verifier replica answered within {self._timeout_s:g} s") from None
+            while not leasing.done():
+                left_s = max(since, self._replicas.last_answer_s) + self._timeout_s - monotonic()
+                if left_s <= 0:
+                    raise VerifierUnavailable(f"no verifier replica answered within {self._timeout_s:g} s")
+                await asyncio.wait({leasing}, timeout=left_s)
+            return leasing.result()
+        except BaseException:
+            self._replicas.give_up(leasing)
+            raise
 
     async def release(self, session_id: str) -> None:
         lease, self._lease = self._lease, None
@@ -265,7 +301,7 @@ class LeasedDrafter:
     async def release(self, session_id: str) -> None:
         lease, self._lease = self._lease, None
         leasing, self._leasing = self._leasing, None
-        if leasing is not None and not leasing.cancel() and not leasing.cancelled() and leasing.exception() is None:
-            lease = leasing.result()
+        if leasing is not None:
+            self._replicas.give_up(leasing)
         if lease is not None:
             self._replicas.give_back(lease)

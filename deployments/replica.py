@@ -20,6 +20,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
+from deployments.busy import BusyInterval, BusyLog
 from deployments.messages import LeaseGrant
 from specdiff_dist.batching import BatchingDrafter, BatchingVerifier, Steps, run_alone
 from specdiff_dist.errors import DrafterUnavailable, RoleError, VerifierUnavailable
@@ -57,6 +58,7 @@ class OpenLeases:
         self._sessions: dict[str, LeasedSession] = {}
         self._loop = asyncio.get_running_loop()
         self.num_calls = 0
+        self.busy_log = BusyLog()
         self.busy_since: float | None = None  # monotonic start of the running call
 
     def __len__(self) -> int:
@@ -96,13 +98,14 @@ class OpenLeases:
         session.last_used = monotonic()
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Around the model's work, in the engine's thread."""
-        self.busy_since = monotonic()
+    def busy(self, num_sessions: int = 1) -> Iterator[None]:
+        """Around the model's work for so many sessions at once, in the engine's thread."""
+        started = self.busy_since = monotonic()
         try:
             yield
         finally:
             self.busy_since = None
+            self.busy_log.add(started, monotonic(), num_sessions)
 
 
 class GuardedVerifier:
@@ -133,7 +136,7 @@ class GuardedVerifier:
 
     def forward_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(self._engine, BatchingVerifier), "only a batching engine asks for forwards"
-        with self._leases.busy():
+        with self._leases.busy(len(parts)):
             return self._engine.forward_parts(parts)
 
     def resolve(self, call: ResolveCall) -> ResolvedToken:
@@ -175,7 +178,7 @@ class GuardedDrafter:
 
     def forward_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(self._engine, BatchingDrafter), "only a batching engine asks for forwards"
-        with self._leases.busy():
+        with self._leases.busy(len(parts)):
             return self._engine.forward_parts(parts)
 
     def release(self, session_id: str) -> None:
@@ -269,6 +272,10 @@ class Replica:
             "num_leases": len(self._leases),
             "num_calls": self._leases.num_calls,
         }
+
+    def busy_intervals(self, since_s: float) -> list[BusyInterval]:
+        """When the engine was at work since `since_s`, a time of this machine's monotonic clock; the last calls only."""
+        return self._leases.busy_log.since(since_s)
 
     def check_model(self) -> None:
         """Raises RuntimeError when the model has been at one call for too long: Serve then replaces the replica."""

@@ -83,11 +83,12 @@ class Router:
             detokenizer = None
             if self._tokenizer is not None:
                 detokenizer = self._tokenizer.detokenizer(call.request.prompt_token_ids)
+            verifier = self._verifier()
             chunks = decode(
                 call.request,
                 config,
                 self._drafter(),
-                self._verifier(),
+                verifier,
                 tier=call.tier,
                 detokenizer=detokenizer,
                 knowledge=self._knowledge.for_session(
@@ -95,7 +96,7 @@ class Router:
                 ),
                 recorder=None if self._trace is None else rounds.append,
             )
-            async with aclosing(chunks):
+            async with verifier.placed(call.request.request_id), aclosing(chunks):
                 async for chunk in chunks:
                     yield pack_chunk(chunk)
         except SpecdiffError as error:

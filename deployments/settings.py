@@ -74,9 +74,11 @@ class AppSettings(BaseModel):
     """Where replicas listen. auto: 127.0.0.1 while the cluster has one machine, else the machine's address; `node`:
     always the machine's address (when machines join later); or an address. The port carries no credentials."""
     max_sessions: Annotated[int, Field(ge=1, le=4096)] = 16  # per verifier or drafter replica; more wait
-    max_ongoing_requests: Annotated[int, Field(ge=1, le=100_000)] = 256  # per router or ingress replica
+    max_ongoing_requests: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Answers being made at a time per ingress replica, those that wait for a verifier included; more get 503 and
+    Retry-After."""
     lease_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """How long a session waits for a verifier, for the first time or after its replica died; then 503."""
+    """How long a session waits for a verifier while none answers, to it or to the sessions before it; then 503."""
     drafter_patience_s: Annotated[float, Field(ge=0, le=60)] = 1.0  # how long the first round waits for a drafter
     health_check_period_s: Annotated[float, Field(gt=0, le=600)] = 1.0  # a dead replica is noticed this late
     max_call_s: Annotated[float, Field(gt=0, le=86400)] = 120.0  # a model call that runs longer: the replica is stuck

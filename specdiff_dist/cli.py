@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import track
 
 from specdiff_dist.cli_engine import bench_engine
+from specdiff_dist.cli_load import bench_load
 from specdiff_dist.cli_options import (
     DrafterName,
     Dtype,
@@ -56,6 +57,7 @@ bench_app = typer.Typer(help="Measure the system on this machine.", no_args_is_h
 app.add_typer(bench_app, name="bench")
 app.command()(simulate)
 app.command()(train_drafter)
+bench_app.command("load")(bench_load)
 bench_app.command("model")(bench_model)
 bench_app.command("speed")(bench_speed)
 bench_app.command("engine")(bench_engine)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def draw_trajectories(path: Path, lengths: Mapping[str, Sequence[int]], oracle: Sequence[int], title: str) -> None:
     """Speculative length over the rounds of one request, a panel per policy against the oracle (LibraSpec, Figure 5)."""
-    figure = _figure(9.0, 1.6 * len(lengths) + 0.8)
+    figure = new_figure(9.0, 1.6 * len(lengths) + 0.8)
     rounds = range(1, len(oracle) + 1)
     panels = figure.subplots(len(lengths), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (name, chosen) in zip(panels, lengths.items(), strict=True):
@@ -26,12 +26,12 @@ def draw_trajectories(path: Path, lengths: Mapping[str, Sequence[int]], oracle: 
         axes.set_ylabel("length")
     panels[-1].set_xlabel("round")
     figure.suptitle(f"{title}: speculative length by round, blue the policy's, grey the oracle's", fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_throughput(path: Path, bench: ModelBench) -> None:
     """Four panels: acceptance, tokens per round, throughput, predicted against measured (Two Tradeoffs, Figure 3)."""
-    figure = _figure(9.0, 7.0)
+    figure = new_figure(9.0, 7.0)
     (acceptance, tokens), (throughput, scatter) = figure.subplots(2, 2)
     for index, steps in enumerate(sorted({cell.num_steps for cell in bench.cells})):
         cells = sorted((cell for cell in bench.cells if cell.num_steps == steps), key=lambda cell: cell.leniency)
@@ -57,7 +57,7 @@ def draw_throughput(path: Path, bench: ModelBench) -> None:
     scatter.set_xlabel("measured tokens per second")
     scatter.set_ylabel("predicted")
     scatter.set_title(f"median relative error {bench.median_relative_error:.1%}", fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_sweep(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
@@ -65,7 +65,7 @@ def draw_sweep(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
     `specdiff bench speed --sweep`."""
     from specdiff_dist.bench.sweep import frontier, point_of
 
-    figure = _figure(8.0, 5.5)
+    figure = new_figure(8.0, 5.5)
     axes = figure.subplots()
     best = frontier([point_of(cell) for cell in cells])
     axes.plot(
@@ -82,12 +82,12 @@ def draw_sweep(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlabel("mean TV per token from the verifier's law")
     axes.set_ylabel("speed over plain decoding")
     axes.legend(fontsize=8, title="numbers at the dots: leniency λ", title_fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_engine(path: Path, cells: Sequence[EngineCell], fit: CostFit) -> None:
     """Two panels: the cost of a shared forward over its tokens with the fitted plane, and what sharing is worth."""
-    figure = _figure(9.0, 4.2)
+    figure = new_figure(9.0, 4.2)
     cost, gain = figure.subplots(1, 2)
     for index, num in enumerate(sorted({cell.num_sessions for cell in cells})):
         line = sorted((cell for cell in cells if cell.num_sessions == num), key=lambda cell: cell.num_tokens)
@@ -107,16 +107,18 @@ def draw_engine(path: Path, cells: Sequence[EngineCell], fit: CostFit) -> None:
     cost.legend(fontsize=8, title="sessions (dots measured, lines fitted)", title_fontsize=8)
     gain.axhline(1.0, color="0.6", linestyle="--", linewidth=1)
     gain.set_title("one forward over one after another", fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib Figure; inches."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Raises InvalidConfig when the file cannot be written."""
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:

@@ -61,6 +61,13 @@ def test_settings_reach_the_replicas():
     assert drafter.ray_actor_options["num_gpus"] == 0.5
 
 
+def test_other_calls_never_queue_behind_answers():
+    settings = AppSettings(max_ongoing_requests=10, ingress_replicas=3, router_replicas=2)
+    built = deployments_of(deployments.app(settings))
+    assert built["Ingress"].max_ongoing_requests > 10
+    assert built["Router"].max_ongoing_requests > 15  # half of what three ingresses may ask for
+
+
 @pytest.mark.parametrize(
     ("overrides", "trap"),
     [
