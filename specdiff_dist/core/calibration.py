@@ -68,8 +68,11 @@ class AcceptanceCalibration:
 def read_table(confidences: FloatArray, table: FloatArray) -> FloatArray:
     """Acceptance given reached that `table` [positions, NUM_BINS] says of the confidences [n] of a block's positions in
     order: by straight lines between the bins' centres; positions beyond the table take its last row."""
-    rows = table[np.minimum(np.arange(len(confidences)), len(table) - 1)]
-    return np.array([np.interp(value, CENTRES, row) for value, row in zip(confidences, rows, strict=True)])
+    rows = np.minimum(np.arange(len(confidences)), len(table) - 1)
+    steps = np.clip(confidences * NUM_BINS - 0.5, 0.0, NUM_BINS - 1.0)  # from the first centre, in bins
+    left = np.minimum(steps.astype(np.int64), NUM_BINS - 2)
+    below, above = table[rows, left], table[rows, left + 1]
+    return below + (steps - left) * (above - below)
 
 
 def check_table(table: CalibrationTable, *, what: str) -> None:
