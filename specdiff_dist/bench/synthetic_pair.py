@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdiff_dist.core.calibration import NUM_BINS
 from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows
 from specdiff_dist.core.sampling import draw_index
 from specdiff_dist.types import (
@@ -51,6 +52,7 @@ class SyntheticPair:
         self.drafter_info = DrafterInfo(
             "synthetic", shape.vocab_size, 1 << 20, shape.block, ("left_to_right",), is_deterministic=False,
             reports_true_proposals=True, feature_layers=shape.feature_layers, feature_size=self._feature_size,
+            calibration=tuple(tuple(np.linspace(0.1, 0.9, NUM_BINS).tolist()) for _ in range(shape.block)),
         )  # fmt: skip
         self.verifier_info = VerifierInfo(
             "synthetic", shape.vocab_size, 1 << 20, (), "none", shape.num_layers, shape.hidden_size
@@ -109,6 +111,6 @@ def _softmax(logits: FloatArray) -> FloatArray:
     return weights / weights.sum()
 
 
-def prompt(shape: PairShape, num_tokens: int, seed: int) -> IntArray:
+def prompt(shape: PairShape, num_tokens: int) -> IntArray:
     """Any tokens."""
-    return np.random.default_rng(seed).integers(0, shape.vocab_size, num_tokens, np.int32)
+    return np.random.default_rng(num_tokens).integers(0, shape.vocab_size, num_tokens, np.int32)
