@@ -33,7 +33,7 @@ class RouterLoad:
     """What is asked of the router. A session asks for one answer after the other."""
 
     config: DecodeConfig
-    offered_rounds_per_s: float  # what the replicas allow: beyond it their latencies grow, as those of larger batches do
+    offered_rounds_per_s: float  # what the replicas allow: beyond it latencies grow, as those of larger batches do
     seconds: float  # measured per number of sessions
     num_prompt_tokens: int = 200
     max_tokens: int = 256

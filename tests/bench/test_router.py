@@ -62,9 +62,7 @@ async def test_the_round_loop_takes_the_replies_for_real(shape: PairShape) -> No
     pair = SyntheticPair(shape)
     drafter, verifier = InProcess(pair).drafter(), InProcessVerifier(pair)
     request = GenerateRequest("one", tuple(prompt(shape, 20).tolist()), SAMPLING, seed=1, max_tokens=200)
-    chunks = [
-        chunk async for chunk in decode(request, DecodeConfig(policy=Static(4)), drafter, verifier, tier="exact")
-    ]
+    chunks = [chunk async for chunk in decode(request, DecodeConfig(policy=Static(4)), drafter, verifier, tier="exact")]
     receipt = chunks[-1].receipt
     assert receipt is not None and receipt.num_tokens == 200 and not receipt.degraded
     assert receipt.verifier_rebuilds == 0  # what replies say of their caches is what the loop believes
