@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from specdiff_dist.bench.event_loop import run
 from specdiff_dist.bench.pinning import pinned, usable_cores
 from specdiff_dist.bench.synthetic_pair import PairShape, SyntheticPair, prompt
 from specdiff_dist.bench.synthetic_replicas import Latencies, Replicas, running_replicas
@@ -114,7 +115,7 @@ def measure_router(
             (headline, Latencies(DRAFT_S, VERIFY_S)),
         ):
             replicas.set_latencies(latencies)
-            points.append(asyncio.run(_Run(load, count, latencies, shape, replicas).measure()))
+            points.append(run(_Run(load, count, latencies, shape, replicas).measure()))
             progress()
     return RouterBench(tuple(points[:-1]), headline, points[-1])
 

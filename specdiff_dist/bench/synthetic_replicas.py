@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from time import perf_counter
 
+from specdiff_dist.bench.event_loop import run
 from specdiff_dist.bench.pinning import pin
 from specdiff_dist.bench.synthetic_pair import PairShape, SyntheticPair
 from specdiff_dist.transport import codec
@@ -139,7 +140,7 @@ def _main() -> None:
     about = json.loads(sys.argv[1])
     pin(about["cores"])
     shape = PairShape(**{**about["shape"], "feature_layers": tuple(about["shape"]["feature_layers"])})
-    asyncio.run(_serve(SyntheticPair(shape)))
+    run(_serve(SyntheticPair(shape)))
 
 
 if __name__ == "__main__":
