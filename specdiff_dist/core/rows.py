@@ -14,7 +14,7 @@ IntArray = NDArray[np.int32]
 IndexArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-_MAX_KEYED = 1 << 14  # entries: more take longer to be given keys than to be searched without
+_MAX_KEYED = 1 << 14  # entries; more would take longer to be given keys than to be searched without
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,11 +187,3 @@ def entries_of(rows: SparseRows, token_ids: NDArray[np.integer]) -> IndexArray |
     """Where one token per row stands, [num_rows]; None unless each is there with a probability above 0."""
     at, is_there = find(rows, np.arange(rows.num_rows, dtype=np.int64), token_ids)
     return at if is_there.all() and (rows.probs.take(at) > 0.0).all() else None
-
-
-def lookup(rows: SparseRows, values: FloatArray, token_ids: NDArray[np.integer]) -> FloatArray:
-    """`values` [nnz of rows] at one token per row, 0 where absent: [num_rows]."""
-    at, is_there = find(rows, np.arange(len(token_ids), dtype=np.int64), token_ids)
-    found = np.zeros(len(token_ids), np.float64)
-    found[is_there] = values[at[is_there]]
-    return found
