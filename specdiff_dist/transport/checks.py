@@ -25,7 +25,9 @@ from specdiff_dist.types import (
 )
 
 MAX_SESSION_ID = 256  # characters
-_DTYPES = {kind: np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.float64)}  # ready made
+_DTYPES: dict[type[np.generic], np.dtype] = {  # ready made
+    kind: np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.float64)
+}
 MASS_TOLERANCE = 1e-2  # a softmax over 150k float32 numbers sums to 1 well within it
 
 

@@ -16,38 +16,37 @@ from specdiff_dist.config import DecodeConfig, Effort, Static
 from specdiff_dist.engine import decode
 from specdiff_dist.pictures import draw_router
 from specdiff_dist.transport.checks import check_draft_block, check_target_rows
-from specdiff_dist.types import DraftCall, GenerateRequest, PrefixStatement, SamplingParams, VerifyCall
+from specdiff_dist.types import DraftCall, GenerateRequest, PrefixStatement, ResolveCall, SamplingParams, VerifyCall
 
 SMALL = PairShape(vocab_size=500, support=10, block=4, num_blocks=8)
 FEATURED = dataclasses.replace(SMALL, feature_layers=(0, 2), num_layers=3, hidden_size=4)
 SAMPLING = SamplingParams(0.7, 50, 0.95)
 
 
-class InProcess:
-    """The pair as roles."""
+class PairDrafter:
+    """The pair's drafter as a role; replies are judged as a transport judges them."""
 
     def __init__(self, pair: SyntheticPair) -> None:
         self._pair = pair
-        self.features: list[np.ndarray | None] = []
+        self.calls: list[DraftCall] = []
 
-    def drafter(self) -> InProcess:
-        self.info = self._drafter_info
-        return self
-
-    async def _drafter_info(self):
+    async def info(self):
         return self._pair.drafter_info
 
     async def draft(self, call: DraftCall):
         block = self._pair.draft(call, 0.01)
         check_draft_block(block, call, self._pair.drafter_info)
-        self.features.append(call.features)
+        self.calls.append(call)
         return block
 
     async def release(self, session_id: str) -> None:
         pass
 
 
-class InProcessVerifier(InProcess):
+class PairVerifier:
+    def __init__(self, pair: SyntheticPair) -> None:
+        self._pair = pair
+
     async def info(self):
         return self._pair.verifier_info
 
@@ -56,18 +55,24 @@ class InProcessVerifier(InProcess):
         check_target_rows(rows, call, self._pair.verifier_info)
         return rows
 
+    async def resolve(self, call: ResolveCall):
+        raise AssertionError("narrow rows are decided by the router")
+
+    async def release(self, session_id: str) -> None:
+        pass
+
 
 @pytest.mark.parametrize("shape", [SMALL, FEATURED], ids=["plain", "features"])
 async def test_the_round_loop_takes_the_replies_for_real(shape: PairShape) -> None:
     pair = SyntheticPair(shape)
-    drafter, verifier = InProcess(pair).drafter(), InProcessVerifier(pair)
+    drafter, verifier = PairDrafter(pair), PairVerifier(pair)
     request = GenerateRequest("one", tuple(prompt(shape, 20).tolist()), SAMPLING, seed=1, max_tokens=200)
     chunks = [chunk async for chunk in decode(request, DecodeConfig(policy=Static(4)), drafter, verifier, tier="exact")]
     receipt = chunks[-1].receipt
     assert receipt is not None and receipt.num_tokens == 200 and not receipt.degraded
     assert receipt.verifier_rebuilds == 0  # what replies say of their caches is what the loop believes
     assert 1.5 < receipt.mean_acceptance_length < 4.5  # neither hopeless nor perfect
-    assert (drafter.features[-1] is not None) == bool(shape.feature_layers)
+    assert (drafter.calls[-1].features is not None) == bool(shape.feature_layers)
 
 
 def test_both_replicas_mean_the_same_block() -> None:
