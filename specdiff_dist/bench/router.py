@@ -17,14 +17,14 @@ import numpy as np
 
 from specdiff_dist.bench.event_loop import run
 from specdiff_dist.bench.pinning import pinned, usable_cores
-from specdiff_dist.bench.synthetic_pair import PairShape, SyntheticPair, prompt
+from specdiff_dist.bench.synthetic_pair import PairShape, SyntheticPair
 from specdiff_dist.bench.synthetic_replicas import Latencies, Replicas, running_replicas
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.engine import decode
 from specdiff_dist.transport.channel_pool import ChannelPool
 from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
-from specdiff_dist.types import GenerateRequest, SamplingParams, TokenChunk
+from specdiff_dist.types import DrafterInfo, GenerateRequest, SamplingParams, TokenChunk
 
 DRAFT_S, VERIFY_S = 0.010, 0.050  # what calls take at least
 
@@ -108,6 +108,7 @@ def measure_router(
     This process runs on one core meanwhile and the replicas on the others, where there are others.
     """
     cores = usable_cores()
+    drafter = SyntheticPair(shape).drafter_info
     points = []
     with running_replicas(shape, cores[1:] or cores) as replicas, pinned(cores[:1]):
         for count, latencies in (
@@ -115,7 +116,7 @@ def measure_router(
             (headline, Latencies(DRAFT_S, VERIFY_S)),
         ):
             replicas.set_latencies(latencies)
-            points.append(run(_Run(load, count, latencies, shape, replicas).measure()))
+            points.append(run(_Run(load, count, latencies, replicas, drafter).measure()))
             progress()
     return RouterBench(tuple(points[:-1]), headline, points[-1])
 
@@ -124,12 +125,12 @@ class _Run:
     """So many sessions at once, for a while."""
 
     def __init__(
-        self, load: RouterLoad, num_sessions: int, latencies: Latencies, shape: PairShape, replicas: Replicas
+        self, load: RouterLoad, num_sessions: int, latencies: Latencies, replicas: Replicas, drafter: DrafterInfo
     ) -> None:
         self._load, self._num_sessions, self._latencies, self._replicas = load, num_sessions, latencies, replicas
         self._round_s = latencies.draft_s + latencies.verify_s
-        self._prompt = tuple(prompt(shape, load.num_prompt_tokens).tolist())
-        self._drafter_info = SyntheticPair(shape).drafter_info
+        self._drafter_info = drafter
+        self._prompt = tuple(range(load.num_prompt_tokens))
         self._knowledge = PairKnowledge()
         self._chunks: list[TokenChunk] = []
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdiff_dist.core.calibration import NUM_BINS
-from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows
+from specdiff_dist.core.rows import FloatArray, SparseRows
 from specdiff_dist.core.sampling import draw_index
 from specdiff_dist.types import (
     CallCost,
@@ -109,8 +109,3 @@ def _make_round(shape: PairShape, rng: np.random.Generator) -> tuple[DraftBlock,
 def _softmax(logits: FloatArray) -> FloatArray:
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
-
-
-def prompt(shape: PairShape, num_tokens: int) -> IntArray:
-    """Any tokens."""
-    return np.random.default_rng(num_tokens).integers(0, shape.vocab_size, num_tokens, np.int32)
