@@ -34,6 +34,7 @@ from specdiff_dist.cli_options import (
     say,
     stderr,
 )
+from specdiff_dist.cli_router import bench_router
 from specdiff_dist.cli_simulate import bench_model, simulate
 from specdiff_dist.cli_speed import bench_speed
 from specdiff_dist.cli_train import train_drafter
@@ -59,6 +60,7 @@ app.command()(simulate)
 app.command()(train_drafter)
 bench_app.command("load")(bench_load)
 bench_app.command("model")(bench_model)
+bench_app.command("router")(bench_router)
 bench_app.command("speed")(bench_speed)
 bench_app.command("engine")(bench_engine)
 

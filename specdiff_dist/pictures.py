@@ -11,6 +11,7 @@ from specdiff_dist.errors import InvalidConfig
 if TYPE_CHECKING:
     from specdiff_dist.bench.engine import CostFit, EngineCell
     from specdiff_dist.bench.model import ModelBench
+    from specdiff_dist.bench.router import RouterBench
 
 
 def draw_trajectories(path: Path, lengths: Mapping[str, Sequence[int]], oracle: Sequence[int], title: str) -> None:
@@ -107,6 +108,38 @@ def draw_engine(path: Path, cells: Sequence[EngineCell], fit: CostFit) -> None:
     cost.legend(fontsize=8, title="sessions (dots measured, lines fitted)", title_fontsize=8)
     gain.axhline(1.0, color="0.6", linestyle="--", linewidth=1)
     gain.set_title("one forward over one after another", fontsize=9)
+    save_figure(figure, path)
+
+
+def draw_router(path: Path, bench: RouterBench) -> None:
+    """Two panels over the number of sessions: added latency, and CPU time per round with its slope."""
+    figure = new_figure(9.0, 4.2)
+    added, cost = figure.subplots(1, 2)
+    sessions = [point.sessions for point in bench.points]
+    added.plot(sessions, [point.p50_added_ms for point in bench.points], "o-", color="C0", label="median")
+    added.plot(sessions, [point.p99_added_ms for point in bench.points], "s-", color="C3", label="99 of 100")
+    for point in bench.points:
+        added.annotate(
+            f"{point.rounds_per_s:.0f}/s", (point.sessions, point.p99_added_ms), textcoords="offset points",
+            xytext=(0, 6), ha="center", fontsize=7,
+        )  # fmt: skip
+    added.set_ylabel("added to a round, ms")
+    added.set_ylim(bottom=0.0)
+    added.legend(fontsize=8, title="numbers: rounds/s", title_fontsize=8)
+    cost.plot(sessions, [point.cpu_us_per_round for point in bench.points], "o-", color="C0")
+    cost.axhline(
+        1e6 / bench.saturated.rounds_per_s, color="0.6", linestyle="--", linewidth=1,
+        label=f"saturated: {bench.saturated.rounds_per_s:.0f} rounds/s",
+    )  # fmt: skip
+    cost.set_ylabel("CPU time per round, µs")
+    cost.set_ylim(bottom=0.0)
+    cost.set_title(f"slope {bench.slope_us_per_session:.3f} µs per session", fontsize=9)
+    cost.legend(fontsize=8)
+    for axes in (added, cost):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("sessions at once")
+        axes.set_xticks(sessions, [str(count) for count in sessions])
+    figure.suptitle("One router process on one core, synthetic replicas", fontsize=10)
     save_figure(figure, path)
 
 

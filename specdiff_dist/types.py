@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +157,7 @@ class DraftCall:
     """[len(new_token_ids) - 1, F · H] of the new tokens but the anchor, which has none yet; None for drafters that need none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DraftBlock:
     """Contiguous draft tokens with the distributions they were really drawn from. May be shorter than asked, even empty.
 
@@ -175,12 +176,12 @@ class DraftBlock:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    @property
+    @cached_property
     def statistics(self) -> DraftStatistics:
         """What a speculation policy may look at."""
         squares = self.proposals.row_sums(self.proposals.normalised() ** 2)
         confidences, max_probs = (
-            np.clip(values.astype(np.float64), 0.0, 1.0)  # float32 rounding may lift them above 1
+            np.minimum(np.maximum(values, 0.0, dtype=np.float64), 1.0)  # float32 rounding may lift them above 1
             for values in (self.confidences, self.max_probs)
         )
         return DraftStatistics(confidences, max_probs, squares)
@@ -198,6 +199,8 @@ class DraftBlock:
 
     def head(self, length: int) -> DraftBlock:
         """The first `length` draft tokens."""
+        if length == self.num_tokens:
+            return self
         return DraftBlock(
             self.token_ids[:length], self.proposals.head(length), self.confidences[:length], self.max_probs[:length],
             self.cached_len, self.cost,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specdiff_dist.core import sampling
 from specdiff_dist.core.limits import NO_LIMITS, TVLimits, decide
-from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, find
+from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows, entries_of
 from specdiff_dist.core.rules import Rule, needs_entropy
 from specdiff_dist.core.support import SupportRows
 from specdiff_dist.errors import InvalidRequest, InvalidRows
@@ -49,7 +49,7 @@ class Acceptance:
     recovery: Recovery | None = None
 
     def with_recovered(self, token_id: int) -> Acceptance:
-        return replace(self, token_ids=np.append(self.token_ids, np.int32(token_id)), recovery=None)
+        return replace(self, token_ids=_with(self.token_ids, token_id), recovery=None)
 
     @property
     def distance(self) -> FloatArray:
@@ -89,32 +89,28 @@ def accept(
     decision = decide(rule, rows, limits)
     num_accepted = sampling.count_accepted(decision.accept_probs[at_token], accept_uniforms)
 
+    uniform = float(target_uniforms[num_accepted])
+    if num_accepted == num_draft:
+        last = _bonus(target, num_draft, uniform)
+    else:
+        rejected_prob = float(rows.target_probs[at_token[num_accepted]])
+        scale = 1.0 if decision.is_limited[num_accepted] else rule.residual_scale(rejected_prob)
+        last = _recovered(rows, proposals, target, Recovery(num_accepted, scale, uniform))
+
     # Receipt: the law at every reached draft position is the rule's whether its token was accepted or recovered.
     num_reached = min(num_accepted + 1, num_draft)
     bonus_zero = np.zeros(num_accepted + 1 - num_reached)  # a bonus is the target's own
-    outcome = Acceptance(
+    accepted = draft_token_ids[:num_accepted]
+    return Acceptance(
         num_accepted,
-        draft_token_ids[:num_accepted],
+        accepted if isinstance(last, Recovery) else _with(accepted, last),
         np.concatenate([decision.tv[:num_reached], bonus_zero]),
         np.concatenate([decision.kl[:num_reached], bonus_zero]),
         rows.target_probs[at_token],
         rows.draft_probs[at_token],
         rows,
+        last if isinstance(last, Recovery) else None,
     )
-    uniform = float(target_uniforms[num_accepted])
-    if num_accepted == num_draft:
-        return outcome.with_recovered(_bonus(target, num_draft, uniform))
-    rejected_prob = float(rows.target_probs[at_token[num_accepted]])
-    scale = 1.0 if decision.is_limited[num_accepted] else rule.residual_scale(rejected_prob)
-    if not target.is_wide:
-        draft_ids, _ = proposals.row(num_accepted)
-        draft_row = rows.draft_probs[proposals.row_splits[num_accepted] :][: len(draft_ids)]
-        target_ids, target_row = _target_row(target, num_accepted)
-        weights = residual(target_ids, target_row, draft_ids, draft_row, scale)
-        return outcome.with_recovered(int(target_ids[sampling.draw_index(weights, uniform)]))
-    if scale == 1.0 and target.recovered_token_ids is not None:
-        return outcome.with_recovered(int(target.recovered_token_ids[num_accepted]))
-    return replace(outcome, recovery=Recovery(num_accepted, scale, uniform))
 
 
 def residual(
@@ -132,6 +128,24 @@ def residual(
     return positive if positive.sum() > 0.0 else target_probs
 
 
+def _recovered(rows: SupportRows, proposals: SparseRows, target: TargetRows, wanted: Recovery) -> int | Recovery:
+    """The recovered token; `wanted` itself where only the holder of the row can draw it."""
+    position = wanted.position
+    if not target.is_wide:
+        draft_ids, _ = proposals.row(position)
+        draft_row = rows.draft_probs[proposals.row_splits[position] :][: len(draft_ids)]
+        target_ids, target_row = _target_row(target, position)
+        weights = residual(target_ids, target_row, draft_ids, draft_row, wanted.scale)
+        return int(target_ids[sampling.draw_index(weights, wanted.uniform)])
+    if wanted.scale == 1.0 and target.recovered_token_ids is not None:
+        return int(target.recovered_token_ids[position])
+    return wanted
+
+
+def _with(token_ids: IntArray, token_id: int) -> IntArray:
+    return np.array([*token_ids.tolist(), token_id], np.int32)
+
+
 def _bonus(target: TargetRows, position: int, uniform: float) -> int:
     if target.plain_token_ids is not None:
         return int(target.plain_token_ids[position])
@@ -147,8 +161,8 @@ def _target_row(target: TargetRows, position: int) -> tuple[IntArray, FloatArray
 
 def _entries(proposals: SparseRows, draft_token_ids: IntArray) -> NDArray[np.int64]:
     """Where each draft token stands among its proposal's entries, [d]. Raises InvalidRows if one does not."""
-    at, is_there = find(proposals, np.arange(len(draft_token_ids), dtype=np.int64), draft_token_ids)
-    if not np.all(is_there) or np.any(proposals.probs[at] <= 0.0):
+    at = entries_of(proposals, draft_token_ids)
+    if at is None:
         raise InvalidRows("a draft token has probability 0 in its own proposal")
     return at
 

@@ -29,47 +29,44 @@ class AcceptanceCalibration:
         instead of towards the confidence. Raises InvalidConfig."""
         check_table(prior, what="prior")
         self._prior = np.asarray(prior, np.float64)
-        self._tried = np.zeros((MAX_POSITIONS, NUM_BINS))
-        self._accepted = np.zeros((MAX_POSITIONS, NUM_BINS))
+        self._counts = np.zeros((2, MAX_POSITIONS, NUM_BINS))  # tried, accepted
 
     def estimate(self, confidences: FloatArray) -> FloatArray:
         """Acceptance probabilities given reached, [n] for the n draft positions in order."""
-        n = len(confidences)
         bins = bins_of(confidences)
-        positions = np.minimum(np.arange(n), MAX_POSITIONS - 1)
         expected = read_table(confidences, self._prior) if len(self._prior) else confidences
-        overall = (self._accepted.sum(0)[bins] + PRIOR_STRENGTH * expected) / (
-            self._tried.sum(0)[bins] + PRIOR_STRENGTH
-        )
-        own = self._accepted[positions, bins] + PRIOR_STRENGTH * overall
-        return own / (self._tried[positions, bins] + PRIOR_STRENGTH)
+        tried, accepted = self._counts.sum(1)[:, bins]
+        overall = (accepted + PRIOR_STRENGTH * expected) / (tried + PRIOR_STRENGTH)
+        tried, accepted = self._counts[:, _positions(len(confidences)), bins]
+        return (accepted + PRIOR_STRENGTH * overall) / (tried + PRIOR_STRENGTH)
 
     def mean(self, num_positions: int) -> FloatArray:
         """Acceptance by position, whatever the confidence: for tokens that are not drafted yet. [num_positions].
 
         Drafting stops where this says that it does not pay, so a few unlucky rounds must not say so: the prior of a half is
         worth MEAN_STRENGTH tokens."""
-        tried, accepted = self._tried.sum(1), self._accepted.sum(1)
+        tried, accepted = self._counts.sum(2)
         overall = (accepted.sum() + MEAN_STRENGTH * 0.5) / (tried.sum() + MEAN_STRENGTH)
         per_position = (accepted + PRIOR_STRENGTH * overall) / (tried + PRIOR_STRENGTH)
-        return per_position[np.minimum(np.arange(num_positions), MAX_POSITIONS - 1)]
+        return per_position[_positions(num_positions)]
 
     def observe(self, confidences: FloatArray, num_verified: int, num_accepted: int) -> None:
         """Learns from one round: of `num_verified` tokens `num_accepted` were kept; the next one, if any, was rejected."""
         num_reached = min(num_accepted + 1, num_verified)
-        self._tried *= DECAY
-        self._accepted *= DECAY
-        positions = np.minimum(np.arange(num_reached), MAX_POSITIONS - 1)
-        bins = bins_of(confidences[:num_reached])
-        np.add.at(self._tried, (positions, bins), 1.0)
-        np.add.at(self._accepted, (positions[:num_accepted], bins[:num_accepted]), 1.0)
+        self._counts *= DECAY
+        positions, bins = _positions(num_reached), bins_of(confidences[:num_reached])
+        np.add.at(self._counts[0], (positions, bins), 1.0)
+        np.add.at(self._counts[1], (positions[:num_accepted], bins[:num_accepted]), 1.0)
 
 
 def read_table(confidences: FloatArray, table: FloatArray) -> FloatArray:
     """Acceptance given reached that `table` [positions, NUM_BINS] says of the confidences [n] of a block's positions in
     order: by straight lines between the bins' centres; positions beyond the table take its last row."""
-    rows = table[np.minimum(np.arange(len(confidences)), len(table) - 1)]
-    return np.array([np.interp(value, CENTRES, row) for value, row in zip(confidences, rows, strict=True)])
+    rows = np.minimum(np.arange(len(confidences)), len(table) - 1)
+    steps = np.minimum(np.maximum(confidences * NUM_BINS - 0.5, 0.0), NUM_BINS - 1.0)  # from the first centre, in bins
+    left = np.minimum(steps.astype(np.int64), NUM_BINS - 2)
+    below, above = table[rows, left], table[rows, left + 1]
+    return below + (steps - left) * (above - below)
 
 
 def check_table(table: CalibrationTable, *, what: str) -> None:
@@ -86,4 +83,9 @@ def check_table(table: CalibrationTable, *, what: str) -> None:
 
 def bins_of(confidences: NDArray[np.floating]) -> NDArray[np.int64]:
     """Which of the NUM_BINS equal bins each confidence, 0 … 1, falls into."""
-    return np.minimum((np.clip(confidences, 0.0, 1.0) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    return np.minimum(np.maximum(confidences, 0.0) * NUM_BINS, NUM_BINS - 1).astype(np.int64)
+
+
+def _positions(count: int) -> NDArray[np.int64]:
+    """Rows of the tables that the first `count` draft positions belong to."""
+    return np.minimum(np.arange(count), MAX_POSITIONS - 1)

@@ -42,6 +42,11 @@ class OnlineLine:
         """Cost at size x; never below a tenth of the mean, whatever an extrapolation says."""
         return max(self.mean_y + self.slope * (x - self.mean_x), 0.1 * self.mean_y)
 
+    def up_to(self, size: int) -> list[float]:
+        """Costs at the sizes 0 … `size`."""
+        slope, lowest = self.slope, 0.1 * self.mean_y
+        return [max(self.mean_y + slope * (x - self.mean_x), lowest) for x in range(size + 1)]
+
 
 @dataclass(slots=True)
 class MeasuredCosts:

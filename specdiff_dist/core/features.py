@@ -21,7 +21,7 @@ FeatureArray = NDArray[np.float16 | np.uint16]  # [tokens, F · H]
 
 MAX_FEATURE_BYTES = 16 << 20  # in one call or reply: a quarter of a message; longer stretches go in several calls
 _BYTES = 2  # an element
-_BFLOAT16_EXPONENT = 0x7F80
+_FLOAT16_EXPONENT, _BFLOAT16_EXPONENT = 0x7C00, 0x7F80  # all ones: NaN or infinite
 
 
 def check_features(drafter: DrafterInfo | None, verifier: VerifierInfo) -> None:
@@ -57,10 +57,9 @@ def fault(features: object, num_rows: int, size: int) -> str | None:
             f"features must be float16 or bfloat16 (as uint16) [{num_rows}, {size}], not {features.dtype} "
             f"{list(features.shape)}"
         )
-    is_finite = (
-        np.isfinite(features) if features.dtype == np.float16 else (features & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT
-    )
-    return None if np.all(is_finite) else "features: NaN or infinite"
+    exponent = _FLOAT16_EXPONENT if features.dtype == np.float16 else _BFLOAT16_EXPONENT
+    is_finite = (features.view(np.uint16) & exponent) != exponent  # four times as fast as asking for halves themselves
+    return None if is_finite.all() else "features: NaN or infinite"
 
 
 class FeatureRows:

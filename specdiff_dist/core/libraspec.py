@@ -60,9 +60,9 @@ def best_length(accept_probs: FloatArray, cost: Callable[[int], float], *, short
 
     Exhaustive on purpose: with block-wise draft costs E/cost has several local maxima.
     """
-    tokens = expected_tokens(accept_probs)
+    tokens = expected_tokens(accept_probs).tolist()
     rates = [tokens[d] / cost(d) for d in range(shortest, len(tokens))]
-    return shortest + int(np.argmax(rates))
+    return shortest + rates.index(max(rates))
 
 
 def oracle_length(

@@ -9,6 +9,7 @@ again in a later round gets a fresh number.
 from __future__ import annotations
 
 import secrets
+import threading
 from enum import IntEnum
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from specdiff_dist.core.rows import FloatArray
 
 _MASK64 = (1 << 64) - 1
+_thread = threading.local()  # one bit generator each: making one takes longer than the numbers of a round
 
 
 class Purpose(IntEnum):
@@ -28,10 +30,15 @@ class Purpose(IntEnum):
 
 def uniforms(seed: int, purpose: Purpose, start: int, count: int, *, stream: int = 0, step: int = 0) -> FloatArray:
     """Uniforms in [0, 1), float64 [count], for positions start … start+count-1. One Philox block per position."""
-    key = np.array([seed & _MASK64, (seed >> 64) & _MASK64], np.uint64)
-    counter = np.array([start, stream, step, int(purpose)], np.uint64)
-    raw = np.random.Philox(key=key, counter=counter).random_raw(4 * count).reshape(count, 4)[:, 0]
-    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    philox = _thread.__dict__.get("philox")
+    if philox is None:
+        philox = _thread.philox = np.random.Philox(0)
+    philox.state = {
+        "bit_generator": "Philox",
+        "state": {"key": (seed & _MASK64, (seed >> 64) & _MASK64), "counter": (start, stream, step, int(purpose))},
+        "buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0,  # nothing left over from before
+    }  # fmt: skip
+    return (philox.random_raw(4 * count)[::4] >> 11) * 2.0**-53
 
 
 def fresh_seed() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,10 @@ IntArray = NDArray[np.int32]
 IndexArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
+_MAX_KEYED = 1 << 14  # entries; more would take longer to be given keys than to be searched without
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, eq=False)
 class SparseRows:
     """`num_rows` sparse distributions over the vocabulary.
 
@@ -22,6 +25,8 @@ class SparseRows:
     the inverse CDF over token order means the same draw on every machine. Probabilities travel as float32; *the*
     distribution meant is the float32 row divided by its own sum in float64 (`normalised`), on the side that samples
     as on the side that judges: that is what keeps trap 3 shut.
+
+    The arrays must not change once rows are made of them: what a round asks for several times is computed once.
     """
 
     row_splits: IndexArray  # [num_rows + 1]
@@ -32,7 +37,7 @@ class SparseRows:
     def num_rows(self) -> int:
         return len(self.row_splits) - 1
 
-    @property
+    @cached_property
     def row_lengths(self) -> IndexArray:
         """Entries per row, [num_rows]."""
         return self.row_splits[1:] - self.row_splits[:-1]
@@ -79,6 +84,8 @@ class SparseRows:
 
     def head(self, num_rows: int) -> SparseRows:
         """The first `num_rows` rows, as views."""
+        if num_rows == self.num_rows:
+            return self
         stop = self.row_splits[num_rows]
         return SparseRows(self.row_splits[: num_rows + 1], self.token_ids[:stop], self.probs[:stop])
 
@@ -92,34 +99,61 @@ class SparseRows:
 
     def row_index(self) -> IndexArray:
         """Row number of every entry, [nnz]."""
-        return np.repeat(np.arange(self.num_rows, dtype=np.int64), self.row_lengths)
+        return self._row_index
 
     def row_sums(self, values: NDArray[np.floating] | None = None) -> FloatArray:
         """Sum per row of `values` [nnz] (default: the probabilities), in float64."""
-        entries = np.asarray(self.probs if values is None else values, np.float64)
-        return np.bincount(self.row_index(), weights=entries, minlength=self.num_rows).astype(np.float64)
+        if values is None:
+            return self._row_sums
+        return np.bincount(self._row_index, weights=values, minlength=self.num_rows).astype(np.float64, copy=False)
 
     def normalised(self) -> FloatArray:
         """Probabilities in float64 divided by their row's sum, [nnz]."""
-        return self.probs / np.repeat(self.row_sums(), self.row_lengths)
+        return self._normalised
+
+    @cached_property
+    def _row_index(self) -> IndexArray:
+        return np.arange(self.num_rows, dtype=np.int64).repeat(self.row_lengths)
+
+    @cached_property
+    def _row_sums(self) -> FloatArray:
+        return self.row_sums(self.probs)
+
+    @cached_property
+    def _normalised(self) -> FloatArray:
+        return self.probs / self._row_sums.take(self._row_index)
+
+    @cached_property
+    def _keys(self) -> IndexArray:
+        """Row and token of every entry in one number, [nnz]: ascending where rows are in order."""
+        return (self._row_index << 32) | self.token_ids
 
     def check(self, *, vocab_size: int | None = None, what: str = "row") -> None:
         """Raises InvalidRows unless every row is a distribution (finite, ≥ 0, not empty, ids sorted and in range)."""
+        if self._fault is not None:
+            raise InvalidRows(f"{what}: {self._fault}")
+        if vocab_size is not None and len(self.token_ids) and self.token_ids.max() >= vocab_size:
+            raise InvalidRows(f"{what}: token id outside the vocabulary of {vocab_size}")
+
+    @cached_property
+    def _fault(self) -> str | None:
+        """Why these are no distributions, in words."""
         splits, ids, probs = self.row_splits, self.token_ids, self.probs
         if len(splits) < 1 or splits[0] != 0 or splits[-1] != len(ids) or len(ids) != len(probs):
-            raise InvalidRows(f"{what}: row_splits do not match {len(ids)} ids and {len(probs)} probabilities")
-        if np.any(self.row_lengths <= 0):
-            raise InvalidRows(f"{what}: a row is empty")
-        if not np.all(np.isfinite(probs)) or np.any(probs < 0):
-            raise InvalidRows(f"{what}: NaN, infinite or negative probability")
-        if len(ids) and (ids.min() < 0 or (vocab_size is not None and ids.max() >= vocab_size)):
-            raise InvalidRows(f"{what}: token id outside the vocabulary of {vocab_size}")
-        ascends = ids[1:] > ids[:-1]
-        ascends[splits[1:-1] - 1] = True  # from one row to the next
-        if not np.all(ascends):
-            raise InvalidRows(f"{what}: token ids not strictly ascending inside a row")
-        if np.any(np.abs(self.row_sums() - 1.0) > 1e-3):
-            raise InvalidRows(f"{what}: a row does not sum to 1")
+            return f"row_splits do not match {len(ids)} ids and {len(probs)} probabilities"
+        if not len(ids):
+            return "a row is empty" if self.num_rows else None
+        if self.row_lengths.min() <= 0:
+            return "a row is empty"
+        if not (probs.min() >= 0.0 and probs.max() < np.inf):  # false for NaN
+            return "NaN, infinite or negative probability"
+        if ids.min() < 0:
+            return "token id outside the vocabulary: negative"
+        if not (self._keys[1:] > self._keys[:-1]).all():
+            return "token ids not strictly ascending inside a row"
+        if np.abs(self._row_sums - 1.0).max() > 1e-3:
+            return "a row does not sum to 1"
+        return None
 
 
 def find(
@@ -127,11 +161,16 @@ def find(
 ) -> tuple[IndexArray, NDArray[np.bool_]]:
     """Where tokens stand among the entries of their rows: `(at [m], is_there [m])`; `at` means nothing where not there.
 
-    One binary search for all, inside their rows: its cost is that of the tokens asked for, however wide the rows are.
+    One binary search for all. In wide rows it goes on inside their rows: its cost is that of the tokens asked for, however
+    wide the rows are.
 
     Args:
         row_index: [m] row of each token; token_ids: [m].
     """
+    if 0 < len(rows.token_ids) <= _MAX_KEYED:
+        keys = (row_index << 32) | token_ids
+        at = rows._keys.searchsorted(keys)
+        return at, rows._keys.take(at, mode="clip") == keys
     ids, starts, stops = rows.token_ids, rows.row_splits[:-1][row_index], rows.row_splits[1:][row_index]
     if not len(ids) or not len(token_ids):
         return np.zeros(len(token_ids), np.int64), np.zeros(len(token_ids), bool)
@@ -144,9 +183,7 @@ def find(
     return at, (at < stops) & (ids.take(at, mode="clip") == token_ids)
 
 
-def lookup(rows: SparseRows, values: FloatArray, token_ids: NDArray[np.integer]) -> FloatArray:
-    """`values` [nnz of rows] at one token per row, 0 where absent: [num_rows]."""
-    at, is_there = find(rows, np.arange(len(token_ids), dtype=np.int64), token_ids)
-    found = np.zeros(len(token_ids), np.float64)
-    found[is_there] = values[at[is_there]]
-    return found
+def entries_of(rows: SparseRows, token_ids: NDArray[np.integer]) -> IndexArray | None:
+    """Where one token per row stands, [num_rows]; None unless each is there with a probability above 0."""
+    at, is_there = find(rows, np.arange(rows.num_rows, dtype=np.int64), token_ids)
+    return at if is_there.all() and (rows.probs.take(at) > 0.0).all() else None

@@ -242,8 +242,10 @@ def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
         statistics = yield block
         return len(statistics)
 
+    draft_s, verify_s = costs.draft(block), costs.verify.up_to(policy.max_length)
+
     def cost(length: int) -> float:
-        return _num_blocks(length, block) * costs.draft(block) + costs.verify(length)
+        return _num_blocks(length, block) * draft_s + verify_s[length]
 
     expected = calibration.mean(policy.max_length)
     if best_length(expected, cost) == 0 and knowledge.plain_rounds.count % PROBE_EVERY != PROBE_EVERY - 1:
@@ -260,8 +262,7 @@ def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
         sunk = _num_blocks(drafted, block)
 
         def cost_from_here(length: int, sunk: int = sunk) -> float:
-            blocks = max(_num_blocks(length, block), sunk)
-            return blocks * costs.draft(block) + costs.verify(length)
+            return max(_num_blocks(length, block), sunk) * draft_s + verify_s[length]
 
         length = best_length(acceptance[: policy.max_length], cost_from_here, shortest=floor)
         if length <= drafted:

@@ -65,7 +65,7 @@ async def decode(
             )
 
             token_ids, text = session.commit(outcome, block.num_tokens)
-            learn(config.policy, session.knowledge, block.statistics, block.num_tokens, outcome.num_accepted)
+            learn(config.policy, session.knowledge, drafted.block.statistics, block.num_tokens, outcome.num_accepted)
             # The first round's calls carry the prompt, and the first draft call its features.
             if session.round_index > (2 if session.feature_layers else 1):
                 draft_s = drafted.block.cost.wall_s

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specdiff_dist.core.rows import lookup
+from specdiff_dist.core.rows import entries_of
 from specdiff_dist.core.speculation import Off, plan
 from specdiff_dist.engine.session import MAX_RESENDS, Session
 from specdiff_dist.errors import DrafterUnavailable, InvalidRows, PrefixMismatch, SpecdiffError
@@ -88,8 +88,9 @@ def _checked(block: DraftBlock, vocab_size: int) -> DraftBlock:
     block.proposals.check(vocab_size=vocab_size, what="proposal")
     if not block.num_tokens == block.proposals.num_rows == len(block.confidences) == len(block.max_probs):
         raise InvalidRows(f"{block.num_tokens} draft tokens came with {block.proposals.num_rows} proposals")
-    if np.any(lookup(block.proposals, block.proposals.normalised(), block.token_ids) <= 0.0):
+    if entries_of(block.proposals, block.token_ids) is None:
         raise InvalidRows("a draft token has probability 0 in its own proposal")
-    if not (np.all(np.isfinite(block.confidences)) and np.all(np.isfinite(block.max_probs))):
+    if not (np.isfinite(block.confidences).all() and np.isfinite(block.max_probs).all()):
         raise InvalidRows("a draft token's confidence is NaN or infinite")  # it would poison what policies learn
-    return replace(block, proposals=block.proposals.without_zeros())  # rules divide by the proposal
+    proposals = block.proposals.without_zeros()  # rules divide by the proposal
+    return block if proposals is block.proposals else replace(block, proposals=proposals)

@@ -213,17 +213,17 @@ class Session:
 
     def _count(self, outcome: Acceptance, num_verified: int, num_kept: int) -> None:
         num_accepted = min(outcome.num_accepted, num_kept)
-        self._tv_left = max(self._tv_left - float(outcome.tv.sum()), 0.0)
+        tv, kl = outcome.tv.tolist(), outcome.kl[:num_kept].tolist()
+        self._tv_left = max(self._tv_left - sum(tv), 0.0)
         self._num_drafted += num_verified
         self._num_accepted += num_accepted
         self._histogram.extend([0] * (num_accepted + 1 - len(self._histogram)))
         self._histogram[num_accepted] += 1
-        tv, kl = outcome.tv[:num_kept], outcome.kl[:num_kept]
-        finite = np.isfinite(kl)
-        self._tv_sum += float(tv.sum())
-        self._tv_max = max(self._tv_max, float(tv.max()))
-        self._kl_sum += float(kl[finite].sum())
-        self._num_infinite_kl += int((~finite).sum())
+        finite = [value for value in kl if math.isfinite(value)]
+        self._tv_sum += sum(tv[:num_kept])
+        self._tv_max = max(self._tv_max, *tv[:num_kept])
+        self._kl_sum += sum(finite)
+        self._num_infinite_kl += len(kl) - len(finite)
 
     def receipt(self) -> Receipt:
         """The deviation and the counts so far."""

@@ -73,7 +73,7 @@ async def start_drafter_server(
         return b""
 
     handlers = {"Info": info, "Draft": draft, "Release": release}
-    server, bound = await _start("Drafter", handlers, host, port)
+    server, bound = await start_service("Drafter", handlers, host, port)
     return RoleServer(engine, server, thread, host, bound)
 
 
@@ -102,11 +102,15 @@ async def start_verifier_server(
         return b""
 
     handlers = {"Info": info, "Verify": verify, "Resolve": resolve, "Release": release}
-    server, bound = await _start("Verifier", handlers, host, port)
+    server, bound = await start_service("Verifier", handlers, host, port)
     return RoleServer(engine, server, thread, host, bound)
 
 
-async def _start(service: str, handlers: Mapping[str, Handler], host: str, port: int) -> tuple[grpc.aio.Server, int]:
+async def start_service(
+    service: str, handlers: Mapping[str, Handler], host: str, port: int
+) -> tuple[grpc.aio.Server, int]:
+    """Serves the methods of `service` by name, whatever stands behind them. Returns the server and the port it got; port 0
+    takes any free one. Raises OSError when the port cannot be bound."""
     full_name = pb.DESCRIPTOR.services_by_name[service].full_name
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers(

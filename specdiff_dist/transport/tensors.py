@@ -20,7 +20,8 @@ _WIRE_DTYPES = {
     pb.DTYPE_FLOAT16: np.dtype("<f2"),
     pb.DTYPE_BFLOAT16: np.dtype("<u2"),  # its bits: NumPy has no such type
 }
-_WIRE_CODES = {dtype.newbyteorder("="): code for code, dtype in _WIRE_DTYPES.items()}
+_HOST_DTYPES = {dtype: dtype.newbyteorder("=") for dtype in _WIRE_DTYPES.values()}
+_WIRE_CODES = {_HOST_DTYPES[dtype]: code for code, dtype in _WIRE_DTYPES.items()}
 
 
 class Malformed(Exception):
@@ -29,7 +30,7 @@ class Malformed(Exception):
 
 def tensor_to_pb(array: NDArray) -> pb.Tensor:
     """Sends the array's own dtype: the receiver judges it, and no number changes on the way."""
-    code = _WIRE_CODES.get(array.dtype.newbyteorder("="))
+    code = _WIRE_CODES.get(array.dtype) or _WIRE_CODES.get(array.dtype.newbyteorder("="))
     if code is None:
         raise Malformed(f"{array.dtype} array; use {', '.join(map(str, _WIRE_CODES))}")
     return pb.Tensor(dtype=code, shape=array.shape, data=array.astype(_WIRE_DTYPES[code], copy=False).tobytes())
@@ -40,10 +41,10 @@ def array_of(message: Message, field: str) -> NDArray:
     if not message.HasField(field):
         raise Malformed(f"{field} is missing")
     tensor: pb.Tensor = getattr(message, field)
-    dtype = _WIRE_DTYPES.get(tensor.dtype)
-    shape = tuple(tensor.shape)
+    dtype, shape, data = _WIRE_DTYPES.get(tensor.dtype), tuple(tensor.shape), tensor.data
     if dtype is None or len(shape) > MAX_DIMENSIONS:
         raise Malformed(f"{field}: dtype {tensor.dtype} with {len(shape)} dimensions")
-    if len(tensor.data) != math.prod(shape) * dtype.itemsize:
-        raise Malformed(f"{field}: {len(tensor.data)} bytes for {dtype.name} {list(shape)}")
-    return np.frombuffer(tensor.data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise Malformed(f"{field}: {len(data)} bytes for {dtype.name} {list(shape)}")
+    array = np.frombuffer(data, dtype).astype(_HOST_DTYPES[dtype])
+    return array if len(shape) == 1 else array.reshape(shape)

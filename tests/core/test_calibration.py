@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specdiff_dist.core.calibration import NUM_BINS, AcceptanceCalibration, read_table
+from specdiff_dist.core.calibration import CENTRES, NUM_BINS, AcceptanceCalibration, read_table
 from specdiff_dist.errors import InvalidConfig
 
 
@@ -51,3 +51,11 @@ def test_what_is_no_table_is_refused(table):
 def test_positions_beyond_a_table_take_its_last_row():
     table = np.stack([np.full(NUM_BINS, 0.25), np.full(NUM_BINS, 0.75)])
     np.testing.assert_allclose(read_table(np.array([0.5, 0.5, 0.5, 0.5]), table), [0.25, 0.75, 0.75, 0.75])
+
+
+def test_a_table_is_read_by_straight_lines_between_the_centres():
+    rng = np.random.default_rng(0)
+    table = np.sort(rng.random((40, NUM_BINS)), axis=1)
+    confidences = np.concatenate([[0.0, 1.0, 1.5 / NUM_BINS], rng.random(37)])
+    expected = [np.interp(value, CENTRES, row) for value, row in zip(confidences, table, strict=True)]
+    np.testing.assert_allclose(read_table(confidences, table), expected, rtol=1e-12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from scipy import stats
 
@@ -19,6 +21,25 @@ def test_keys_do_not_share_numbers() -> None:
              for purpose in Purpose for stream in (0, 1, 50) for step in (0, 1)]  # fmt: skip
     everything = np.concatenate(parts)
     assert len(np.unique(everything)) == len(everything)
+
+
+def test_the_numbers_are_those_of_a_fresh_philox() -> None:
+    """Whatever was asked for before, in whatever thread."""
+    key = np.array([5, 2**64 - 1], np.uint64)  # of -2**64 + 5
+    counter = np.array([100, 9, 2, int(Purpose.DRAFT)], np.uint64)
+    raw = np.random.Philox(key=key, counter=counter).random_raw(4 * 7)[::4]
+    expected = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def asked() -> list[np.ndarray]:
+        found = []
+        for other in range(200):
+            uniforms(other, Purpose.ACCEPT, other, other % 3)
+            found.append(uniforms(5 - 2**64, Purpose.DRAFT, 100, 7, stream=9, step=2))
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(asked) for _ in range(4)]:
+            assert all(np.array_equal(one, expected) for one in future.result())
 
 
 def test_uniform() -> None:

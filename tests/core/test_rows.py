@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdiff_dist.core.rows import SparseRows, lookup
+from specdiff_dist.core import rows as rows_module
+from specdiff_dist.core.rows import SparseRows, entries_of, find
 from specdiff_dist.errors import InvalidRows
 
 
@@ -32,7 +33,10 @@ def test_sparse_equals_dense(num_rows: int, vocab: int, seed: int) -> None:
     np.testing.assert_allclose(rows.row_sums(), dense.astype(np.float64).sum(1), rtol=1e-12)
     tokens = rng.integers(0, vocab, num_rows)
     law = dense.astype(np.float64) / dense.astype(np.float64).sum(1, keepdims=True)
-    np.testing.assert_allclose(lookup(rows, rows.normalised(), tokens), law[np.arange(num_rows), tokens], rtol=1e-12)
+    at, is_there = find(rows, np.arange(num_rows), tokens)
+    np.testing.assert_array_equal(is_there, dense[np.arange(num_rows), tokens] > 0)
+    found = rows.normalised()[at[is_there]]
+    np.testing.assert_allclose(found, law[np.arange(num_rows), tokens][is_there], rtol=1e-12)
     keep = int(rng.integers(0, num_rows + 1))
     joined = SparseRows.concatenate(
         [rows.head(keep), SparseRows.from_rows([rows.row(i) for i in range(keep, num_rows)])]
@@ -47,7 +51,40 @@ def test_one_hot_and_empty() -> None:
     assert rows.num_rows == 3 and rows.row_sums().tolist() == [1.0, 1.0, 1.0]
     empty = SparseRows.from_rows([])
     empty.check()
-    assert empty.num_rows == 0 and len(lookup(empty, empty.normalised(), np.zeros(0, np.int32))) == 0
+    assert empty.num_rows == 0 and len(empty.normalised()) == 0
+    found = entries_of(empty, np.zeros(0, np.int32))
+    assert found is not None and len(found) == 0
+
+
+@given(st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_tokens_are_found_alike_in_narrow_and_in_wide_rows(num_rows: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rows_of(
+        *(dict.fromkeys(rng.choice(30, rng.integers(1, 9), replace=False).tolist(), 0.5) for _ in range(num_rows))
+    )
+    row_index, token_ids = rng.integers(0, num_rows, 40), rng.integers(-1, 31, 40).astype(np.int32)
+    narrow_at, narrow_there = find(rows, row_index, token_ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "_MAX_KEYED", 0)
+        wide_at, wide_there = find(rows, row_index, token_ids)
+    np.testing.assert_array_equal(narrow_there, wide_there)
+    np.testing.assert_array_equal(narrow_at[narrow_there], wide_at[wide_there])
+    expected = [token in rows.row(int(row))[0] for row, token in zip(row_index, token_ids, strict=True)]
+    assert narrow_there.tolist() == expected
+
+
+def test_entries_of_wants_every_token_to_be_possible() -> None:
+    rows = rows_of({3: 0.5, 7: 0.5}, {2: 1.0})
+    found = entries_of(rows, np.array([7, 2], np.int32))
+    assert found is not None and found.tolist() == [1, 2]
+    assert entries_of(rows, np.array([7, 3], np.int32)) is None
+    impossible = SparseRows(rows.row_splits, rows.token_ids, np.array([1.0, 0.0, 1.0], np.float32))
+    assert entries_of(impossible, np.array([7, 2], np.int32)) is None
+
+
+def test_the_head_of_all_rows_is_the_rows_themselves() -> None:
+    rows = rows_of({3: 0.5, 7: 0.5}, {2: 1.0})
+    assert rows.head(2) is rows and rows.head(1).row_sums().tolist() == [1.0]
 
 
 def broken(splits: list[int], ids: list[int], probs: list[float]) -> SparseRows:
