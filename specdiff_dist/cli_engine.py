@@ -24,16 +24,13 @@ def bench_engine(
     as_json: Json = False,
 ) -> None:
     """Verify calls of several sessions in one forward against one after another, and what a forward costs."""
-    import torch
-
+    from specdiff_dist.bench.baselines import num_threads
     from specdiff_dist.bench.engine import SESSIONS, TOKENS, compare_logits, fit_cost, make_sessions, measure_cells
     from specdiff_dist.models import resolve
     from specdiff_dist.verifiers import load_forward
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     with stderr.status(f"loading {escape(model)}"):
-        forward = load_forward(resolve(model).path, dtype, "auto")
+        forward = load_forward(resolve(model).path, dtype, "auto", num_threads=threads)
         sessions = make_sessions(forward.vocab_size, num_cached=num_cached)
     grid = [(num, tokens) for num in SESSIONS for tokens in TOKENS]
     with Progress(console=stderr, transient=True) as progress:
@@ -54,7 +51,7 @@ def bench_engine(
         "cells": [{**asdict(cell), "speedup": cell.speedup} for cell in cells],
         "setting": {
             "model": model, "dtype": forward.dtype, "device": forward.device_type,
-            "num_threads": torch.get_num_threads(), "num_cached": num_cached, "num_repeats": num_repeats,
+            "num_threads": num_threads()["here"], "num_cached": num_cached, "num_repeats": num_repeats,
         },
     }  # fmt: skip
     if as_json:

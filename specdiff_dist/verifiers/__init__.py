@@ -32,15 +32,11 @@ def load_verifier(
 
     Raises ModelUnavailable, InvalidConfig.
     """
-    import torch
-
     from specdiff_dist.models import resolve
     from specdiff_dist.verifiers.causal_lm import CausalLMVerifier
 
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
     folder = resolve(model)
-    forward = load_forward(folder.path, dtype, device)
+    forward = load_forward(folder.path, dtype, device, num_threads=num_threads)
     forward.max_model_len = min(forward.max_model_len, folder.max_model_len)
     return CausalLMVerifier(
         forward,
@@ -51,12 +47,16 @@ def load_verifier(
     )
 
 
-def load_forward(folder: Path, dtype: str, device: str) -> ModelForward[Any]:
+def load_forward(folder: Path, dtype: str, device: str, *, num_threads: int | None = None) -> ModelForward[Any]:
     """Our own forward pass where it can run the model in `folder`, else transformers'. Raises as `load_verifier`."""
+    import torch
+
     from specdiff_dist.verifiers.folder import read_config
     from specdiff_dist.verifiers.llama_forward import LlamaForward, plain_llama
     from specdiff_dist.verifiers.transformers_forward import TransformersForward
 
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     shape = plain_llama(read_config(folder))
     if shape is not None:
         return LlamaForward.load(folder, shape, dtype=dtype, device=device)

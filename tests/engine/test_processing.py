@@ -11,7 +11,7 @@ import torch
 
 from specdiff_dist.config import DecodeConfig, Linear, Off, Static
 from specdiff_dist.core.logit_processing import LogitProcessing
-from specdiff_dist.core.rows import lookup
+from specdiff_dist.core.rows import find
 from specdiff_dist.drafters.block_diffusion import BlockDiffusionDrafter
 from specdiff_dist.drafters.prompt_lookup import PromptLookupDrafter
 from specdiff_dist.engine import decode
@@ -103,9 +103,11 @@ class Watched(TableVerifier):
 
     def verify(self, call: VerifyCall) -> TargetRows:
         target = super().verify(call)
-        for row in range(target.rows.num_rows):
-            at = lookup(target.rows, target.rows.probs.astype(np.float64), np.full(target.rows.num_rows, self.token))
-            self.seen.setdefault(call.prefix.num_committed + row - len(PROMPT), set()).add(float(at[row]) > 0.0)
+        num_rows = target.rows.num_rows
+        at, is_there = find(target.rows, np.arange(num_rows), np.full(num_rows, self.token))
+        for row in range(num_rows):
+            is_possible = bool(is_there[row]) and float(target.rows.probs[at[row]]) > 0.0
+            self.seen.setdefault(call.prefix.num_committed + row - len(PROMPT), set()).add(is_possible)
         return target
 
 
