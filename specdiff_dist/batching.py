@@ -71,7 +71,11 @@ def run_alone(
         return with_cost(finished.value, forward_s=perf_counter() - started, num_forwards=num_forwards)
 
 
-def with_cost(reply: TimedT, *, forward_s: float, num_forwards: int, batch_size: int = 1) -> TimedT:
+def with_cost(
+    reply: TimedT, *, forward_s: float, num_forwards: int, batch_size: int = 1, batch_tokens: int = 0
+) -> TimedT:
     """`reply`, whose engine counts nothing itself."""
-    cost = replace(reply.cost, forward_s=forward_s, num_forwards=num_forwards, batch_size=batch_size)
+    cost = replace(
+        reply.cost, forward_s=forward_s, num_forwards=num_forwards, batch_size=batch_size, batch_tokens=batch_tokens
+    )
     return replace(reply, cost=cost)

@@ -95,12 +95,13 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """What one call took. The replica fills the first four, the transport the rest."""
+    """What one call took. The replica fills the first five, the transport the rest."""
 
     forward_s: float = 0.0  # the model's own time, all forwards of the call
     queue_s: float = 0.0  # waiting for the model
     num_forwards: int = 0
     batch_size: int = 1  # sessions that shared the forward
+    batch_tokens: int = 0  # tokens of all of them in it; 0: not told
     wall_s: float = 0.0  # as the caller saw it
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -112,6 +113,7 @@ class CallCost:
             self.queue_s + other.queue_s,
             self.num_forwards + other.num_forwards,
             max(self.batch_size, other.batch_size),
+            max(self.batch_tokens, other.batch_tokens),
             self.wall_s + other.wall_s,
             self.bytes_sent + other.bytes_sent,
             self.bytes_received + other.bytes_received,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PRIOR_SLOPE = 0.02  # of the mean cost per token, until several sizes have been seen
 PRIOR_WEIGHT = 1e-3  # of the spread of sizes: vanishes as soon as sizes vary
@@ -42,29 +42,91 @@ class OnlineLine:
         """Cost at size x; never below a tenth of the mean, whatever an extrapolation says."""
         return max(self.mean_y + self.slope * (x - self.mean_x), 0.1 * self.mean_y)
 
-    def up_to(self, size: int) -> list[float]:
-        """Costs at the sizes 0 … `size`."""
-        slope, lowest = self.slope, 0.1 * self.mean_y
-        return [max(self.mean_y + slope * (x - self.mean_x), lowest) for x in range(size + 1)]
+
+@dataclass(slots=True)
+class OnlineMean:
+    """Exponentially weighted mean."""
+
+    mean: float
+    weight: float = 0.0
+
+    def observe(self, value: float) -> None:
+        self.weight = DECAY * self.weight + 1.0
+        self.mean += (value - self.mean) / self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class SharedForward:
+    """What a replica says of the forward that a call took part in."""
+
+    seconds: float
+    num_tokens: int  # of all calls in it
+    num_calls: int
+
+
+@dataclass(slots=True)
+class SharedCost:
+    """What a call takes from everybody: its share of the forward, were all that share it alike, and of what a call takes
+    beside the model.
+
+    Alone that is the call's wall-clock time. Among B it is (rest + forward(B · tokens)) / B: what is paid once is shared, what
+    every token costs is not. A policy that looked at its own wall-clock time instead would find further tokens free, since
+    they lengthen everybody's round, and speculation would cost a busy server more than it brings.
+    """
+
+    forward: OnlineLine = field(default_factory=OnlineLine)  # seconds, by tokens of all calls
+    rest: OnlineMean = field(default_factory=lambda: OnlineMean(0.0))  # seconds of a call beside its forward
+    sharers: OnlineMean = field(default_factory=lambda: OnlineMean(1.0))  # calls per forward
+
+    def observe(self, num_tokens: int, wall_s: float, shared: SharedForward | None) -> None:
+        """One call of `num_tokens` tokens; without `shared` all its time goes by its own tokens."""
+        if shared is None:
+            self.forward.observe(num_tokens, wall_s)
+            return
+        self.forward.observe(shared.num_tokens, shared.seconds)
+        self.rest.observe(max(wall_s - shared.seconds, 0.0))
+        self.sharers.observe(shared.num_calls)
+
+    @property
+    def is_known(self) -> bool:
+        return self.forward.is_known
+
+    def __call__(self, num_tokens: float) -> float:
+        sharers = max(self.sharers.mean, 1.0)
+        return (self.rest.mean + self.forward(sharers * num_tokens)) / sharers
 
 
 @dataclass(slots=True)
 class MeasuredCosts:
-    """Seconds, wall clock at the caller: wire and queues included."""
+    """Seconds that a round takes from everybody; alone: wall clock at the caller, wire and queues included."""
 
-    draft: OnlineLine  # by tokens drafted in a call
-    verify: OnlineLine  # by tokens submitted
+    draft: SharedCost  # by tokens drafted in a call
+    verification: SharedCost  # by tokens forwarded: the anchor and those submitted
 
     @staticmethod
     def unknown() -> MeasuredCosts:
-        return MeasuredCosts(OnlineLine(), OnlineLine())
+        return MeasuredCosts(SharedCost(), SharedCost())
 
     @property
     def are_known(self) -> bool:
-        return self.draft.is_known and self.verify.is_known
+        return self.draft.is_known and self.verification.is_known
 
-    def observe(self, num_drafted: int, draft_s: float, num_verified: int, verify_s: float) -> None:
-        """Learns from one round without prefill: tokens and seconds of both halves."""
+    def verify(self, length: float) -> float:
+        """Of verifying `length` submitted tokens."""
+        return self.verification(length + 1)
+
+    def observe(
+        self,
+        num_drafted: int,
+        draft_s: float,
+        num_verified: int,
+        verify_s: float,
+        *,
+        draft_shared: SharedForward | None = None,
+        verify_shared: SharedForward | None = None,
+    ) -> None:
+        """Learns from one round without prefill: tokens and wall-clock seconds of both halves, and the forwards they
+        shared."""
         if num_drafted:
-            self.draft.observe(num_drafted, draft_s)
-        self.verify.observe(num_verified, verify_s)
+            self.draft.observe(num_drafted, draft_s, draft_shared)
+        self.verification.observe(num_verified + 1, verify_s, verify_shared)

@@ -20,7 +20,7 @@ class PairKnowledge:
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[object, Knowledge] = OrderedDict()
-        self._verify_cost = MeasuredCosts.unknown().verify
+        self._verification = MeasuredCosts.unknown().verification
 
     def for_session(self, config: DecodeConfig, drafter: DrafterInfo | None, *, is_greedy: bool) -> Knowledge:
         """What a new session starts with, and teaches. `drafter`: whose calibration of training is the first guess."""
@@ -29,7 +29,7 @@ class PairKnowledge:
         if known is None:
             known = Knowledge(
                 AcceptanceCalibration(() if drafter is None else drafter.calibration),
-                MeasuredCosts(MeasuredCosts.unknown().draft, self._verify_cost),
+                MeasuredCosts(MeasuredCosts.unknown().draft, self._verification),
             )
             self._kinds[kind] = known
         self._kinds.move_to_end(kind)

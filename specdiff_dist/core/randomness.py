@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 from enum import IntEnum
+from typing import Any, cast
 
 import numpy as np
 
@@ -33,12 +34,12 @@ def uniforms(seed: int, purpose: Purpose, start: int, count: int, *, stream: int
     philox = _thread.__dict__.get("philox")
     if philox is None:
         philox = _thread.philox = np.random.Philox(0)
-    philox.state = {
+    philox.state = cast(Any, {
         "bit_generator": "Philox",
         "state": {"key": (seed & _MASK64, (seed >> 64) & _MASK64), "counter": (start, stream, step, int(purpose))},
         "buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0,  # nothing left over from before
-    }  # fmt: skip
-    return (philox.random_raw(4 * count)[::4] >> 11) * 2.0**-53
+    })  # fmt: skip
+    return cast(FloatArray, (philox.random_raw(4 * count)[::4] >> 11) * 2.0**-53)
 
 
 def fresh_seed() -> int:

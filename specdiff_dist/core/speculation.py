@@ -242,7 +242,7 @@ def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
         statistics = yield block
         return len(statistics)
 
-    draft_s, verify_s = costs.draft(block), costs.verify.up_to(policy.max_length)
+    draft_s, verify_s = costs.draft(block), [costs.verify(length) for length in range(policy.max_length + 1)]
 
     def cost(length: int) -> float:
         return _num_blocks(length, block) * draft_s + verify_s[length]

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from time import perf_counter
 
 from specdiff_dist.config import DecodeConfig
+from specdiff_dist.core.costs import SharedForward
 from specdiff_dist.core.features import check_features
 from specdiff_dist.core.randomness import Purpose, uniforms
 from specdiff_dist.core.speculation import Knowledge, learn
@@ -20,7 +21,7 @@ from specdiff_dist.engine.stopping import Detokenizer
 from specdiff_dist.errors import DrafterUnavailable
 from specdiff_dist.roles import Drafter, Verifier
 from specdiff_dist.simulate.trace import RoundTrace
-from specdiff_dist.types import DrafterInfo, GenerateRequest, RoundRecord, TokenChunk
+from specdiff_dist.types import CallCost, DrafterInfo, GenerateRequest, RoundRecord, TokenChunk
 
 
 async def decode(
@@ -68,8 +69,11 @@ async def decode(
             learn(config.policy, session.knowledge, drafted.block.statistics, block.num_tokens, outcome.num_accepted)
             # The first round's calls carry the prompt, and the first draft call its features.
             if session.round_index > (2 if session.feature_layers else 1):
-                draft_s = drafted.block.cost.wall_s
-                session.knowledge.costs.observe(drafted.block.num_tokens, draft_s, block.num_tokens, verify_cost.wall_s)
+                draft_cost = drafted.block.cost
+                session.knowledge.costs.observe(
+                    drafted.block.num_tokens, draft_cost.wall_s, block.num_tokens, verify_cost.wall_s,
+                    draft_shared=_shared(draft_cost), verify_shared=_shared(verify_cost),
+                )  # fmt: skip
 
             wall_s = perf_counter() - started
             record = RoundRecord(
@@ -88,6 +92,12 @@ async def decode(
         finally:  # also when that is cancelled: a cancelled caller may be cancelled again
             if drafter is not None:
                 await drafter.release(request.request_id)
+
+
+def _shared(cost: CallCost) -> SharedForward | None:
+    if not cost.batch_tokens:
+        return None
+    return SharedForward(cost.forward_s, cost.batch_tokens, cost.batch_size)
 
 
 async def _info(drafter: Drafter | None) -> DrafterInfo | None:

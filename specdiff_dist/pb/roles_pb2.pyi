@@ -115,16 +115,18 @@ class PrefixStatement(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., round_index: _Optional[int] = ..., prefix_len: _Optional[int] = ..., prefix_crc: _Optional[int] = ..., new_token_ids: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class CallCost(_message.Message):
-    __slots__ = ("forward_s", "queue_s", "num_forwards", "batch_size")
+    __slots__ = ("forward_s", "queue_s", "num_forwards", "batch_size", "batch_tokens")
     FORWARD_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     forward_s: float
     queue_s: float
     num_forwards: int
     batch_size: int
-    def __init__(self, forward_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., num_forwards: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+    batch_tokens: int
+    def __init__(self, forward_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., num_forwards: _Optional[int] = ..., batch_size: _Optional[int] = ..., batch_tokens: _Optional[int] = ...) -> None: ...
 
 class InfoRequest(_message.Message):
     __slots__ = ()

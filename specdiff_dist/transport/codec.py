@@ -375,7 +375,11 @@ def _sampling_from_pb(message: pb.SamplingParams) -> SamplingParams:
 
 def _cost_to_pb(cost: CallCost) -> pb.CallCost:
     return pb.CallCost(
-        forward_s=cost.forward_s, queue_s=cost.queue_s, num_forwards=cost.num_forwards, batch_size=cost.batch_size
+        forward_s=cost.forward_s,
+        queue_s=cost.queue_s,
+        num_forwards=cost.num_forwards,
+        batch_size=cost.batch_size,
+        batch_tokens=cost.batch_tokens,
     )
 
 
@@ -389,7 +393,7 @@ def _calibration_from_pb(message: pb.DrafterInfo) -> CalibrationTable:
 
 
 def _cost_from_pb(message: pb.CallCost) -> CallCost:
-    return CallCost(message.forward_s, message.queue_s, message.num_forwards, message.batch_size)
+    return CallCost(message.forward_s, message.queue_s, message.num_forwards, message.batch_size, message.batch_tokens)
 
 
 def _rows_to_pb(rows: SparseRows) -> pb.SparseRows:

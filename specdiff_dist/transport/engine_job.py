@@ -24,7 +24,7 @@ class Job:
         self._steps: Steps[Any, Any, Any] | None = None
         self._submitted = perf_counter()
         self._queue_s = self._busy_s = 0.0
-        self._num_forwards, self._batch_size = 0, 1
+        self._num_forwards, self._batch_size, self._batch_tokens = 0, 1, 0
 
     @staticmethod
     def of_function(function: Callable[[], Any], *, session_id: str | None) -> Job:
@@ -61,11 +61,12 @@ class Job:
             self._busy_s = perf_counter() - started
             self._finish(reply)
 
-    def go_on(self, result: Any, *, forward_s: float, batch_size: int) -> None:
+    def go_on(self, result: Any, *, forward_s: float, batch_size: int, batch_tokens: int) -> None:
         """Gives it what came of its part, and runs it to its next forward or to its end."""
         self._busy_s += forward_s
         self._num_forwards += 1
         self._batch_size = max(self._batch_size, batch_size)
+        self._batch_tokens = max(self._batch_tokens, batch_tokens)
         self._advance(lambda steps: steps.send(result))
 
     def fail(self, error: BaseException) -> None:
@@ -98,7 +99,11 @@ class Job:
             return
         if self._in_steps:
             reply = with_cost(
-                reply, forward_s=self._busy_s, num_forwards=self._num_forwards, batch_size=self._batch_size
+                reply,
+                forward_s=self._busy_s,
+                num_forwards=self._num_forwards,
+                batch_size=self._batch_size,
+                batch_tokens=self._batch_tokens,
             )
         cost = dataclasses.replace(
             reply.cost, forward_s=reply.cost.forward_s or self._busy_s, queue_s=reply.cost.queue_s + self._queue_s

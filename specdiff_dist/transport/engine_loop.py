@@ -104,8 +104,9 @@ class EngineLoop:
                 job.fail(error)
             return
         took_s = perf_counter() - started
+        num_tokens = sum(job.num_tokens for job in chosen)
         for job, result in zip(chosen, results, strict=True):
-            job.go_on(result, forward_s=took_s, batch_size=len(chosen))
+            job.go_on(result, forward_s=took_s, batch_size=len(chosen), batch_tokens=num_tokens)
 
     def _chosen(self, active: list[Job]) -> list[Job]:
         chosen: list[Job] = []

@@ -45,7 +45,7 @@ def test_another_rule_effort_or_greed_is_another_kind():
         other = pair.for_session(config, None, is_greedy=is_greedy)
         assert acceptance(other) == 0.5  # as untaught
         assert not other.costs.draft.is_known
-        assert other.costs.verify.is_known  # the verifier is the same
+        assert other.costs.verification.is_known  # the verifier is the same
 
 
 def test_the_policy_is_not_part_of_the_kind():
