@@ -31,7 +31,7 @@ class Service:
 
     def client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(base_url=self.url, timeout=120, limits=limits)
+        return httpx.AsyncClient(base_url=self.url, timeout=600, limits=limits)
 
     def nothing_held(self) -> bool:
         """No replica has a lease or a session's cache."""
