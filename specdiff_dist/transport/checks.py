@@ -148,9 +148,10 @@ def _check_on_support(target: TargetRows, proposals: SparseRows | None) -> None:
         rows.token_ids, proposals.token_ids
     ):
         raise InvalidRows("wide target rows are not on the proposals' support")
-    if len(rows.probs) != len(rows.token_ids) or not np.all(np.isfinite(rows.probs)) or np.any(rows.probs < 0):
+    is_number = rows.probs.min(initial=0.0) >= 0.0 and rows.probs.max(initial=0.0) < np.inf  # false for NaN
+    if len(rows.probs) != len(rows.token_ids) or not is_number:
         raise InvalidRows("target row: NaN, infinite, negative or missing probability")
-    if np.any(rows.row_sums() > 1.0 + MASS_TOLERANCE):
+    if (rows.row_sums() > 1.0 + MASS_TOLERANCE).any():
         raise InvalidRows("a target row's part sums to more than 1")
 
 
