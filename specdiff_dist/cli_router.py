@@ -92,4 +92,7 @@ def _print(bench: RouterBench) -> None:
         table.add_row(*(f"{numbers[name]:.4g}" for name in COLUMNS))
     Console(width=max(140, Console().width)).print(table)
     print("last line: the least latencies, so that nothing but the router limits the rounds")
-    print(f"each further session costs a round {bench.slope_us_per_session:.3f} µs of CPU")
+    print(
+        f"each further session costs a round {bench.slope_us_per_session:.3f} µs of CPU, "
+        f"{bench.loaded_slope_us_per_session:.3f} where the latencies have grown"
+    )

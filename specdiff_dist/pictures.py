@@ -128,12 +128,15 @@ def draw_router(path: Path, bench: RouterBench) -> None:
     added.legend(fontsize=8, title="numbers: rounds/s", title_fontsize=8)
     cost.plot(sessions, [point.cpu_us_per_round for point in bench.points], "o-", color="C0")
     cost.axhline(
-        1e6 / bench.saturated.rounds_per_s, color="0.6", linestyle="--", linewidth=1,
+        bench.saturated.cpu_us_per_round, color="0.6", linestyle="--", linewidth=1,
         label=f"saturated: {bench.saturated.rounds_per_s:.0f} rounds/s",
     )  # fmt: skip
     cost.set_ylabel("CPU time per round, µs")
     cost.set_ylim(bottom=0.0)
-    cost.set_title(f"slope {bench.slope_us_per_session:.3f} µs per session", fontsize=9)
+    cost.set_title(
+        f"slope {bench.slope_us_per_session:.3f} µs per session, {bench.loaded_slope_us_per_session:.3f} under equal load",
+        fontsize=9,
+    )
     cost.legend(fontsize=8)
     for axes in (added, cost):
         axes.set_xscale("log", base=2)

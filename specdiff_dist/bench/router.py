@@ -77,10 +77,14 @@ class RouterBench:
 
     @property
     def slope_us_per_session(self) -> float:
-        """By how much a further session lengthens every round: least squares of CPU time over the number of sessions."""
-        sessions, cost = np.array([(point.sessions, point.cpu_us_per_round) for point in self.points]).T
-        spread = sessions - sessions.mean()
-        return float(spread @ cost / max(spread @ spread, 1.0))
+        """By how much a further session lengthens every round: least squares of CPU time over the number of sessions. A
+        process that few sessions wake for single rounds pays for its waking, so this may well be negative."""
+        return _slope(self.points)
+
+    @property
+    def loaded_slope_us_per_session(self) -> float:
+        """The same over the points that all offer the same number of rounds; 0 unless there are two."""
+        return _slope([point for point in self.points if point.verify_ms > 1e3 * VERIFY_S])
 
     def report(self) -> dict[str, Any]:
         """As JSON; keys are part of the command's contract."""
@@ -89,10 +93,19 @@ class RouterBench:
             "p99_added_ms": self.headline.p99_added_ms,
             "sessions": self.sessions,
             "slope_us_per_session": self.slope_us_per_session,
+            "loaded_slope_us_per_session": self.loaded_slope_us_per_session,
             "saturated_rounds_per_s": self.saturated.rounds_per_s,
             "points": [asdict(point) for point in self.points],
             "saturated": asdict(self.saturated),
         }
+
+
+def _slope(points: Sequence[RouterPoint]) -> float:
+    if len(points) < 2:
+        return 0.0
+    sessions, cost = np.array([(point.sessions, point.cpu_us_per_round) for point in points]).T
+    spread = sessions - sessions.mean()
+    return float(spread @ cost / (spread @ spread))
 
 
 def measure_router(

@@ -94,15 +94,17 @@ def test_latencies_grow_when_more_sessions_share_the_replicas() -> None:
     assert many.verify_s / many.draft_s == pytest.approx(VERIFY_S / DRAFT_S)
 
 
-def point(sessions: int, cpu_us: float) -> RouterPoint:
-    return RouterPoint(sessions, 10.0, 50.0, 800.0, 1.0, 9.0, cpu_us, 1.0, 8.0, 2.5, 7000.0)
+def point(sessions: int, cpu_us: float, verify_ms: float = 60.0) -> RouterPoint:
+    return RouterPoint(sessions, 10.0, verify_ms, 800.0, 1.0, 9.0, cpu_us, 1.0, 8.0, 2.5, 7000.0)
 
 
 def test_the_slope_is_per_session_and_the_headline_one_of_the_points(tmp_path) -> None:
     bench = RouterBench((point(1, 700.0), point(101, 720.0), point(1001, 900.0)), 101, point(101, 650.0))
-    assert bench.slope_us_per_session == pytest.approx(0.2)
+    assert bench.slope_us_per_session == bench.loaded_slope_us_per_session == pytest.approx(0.2)
+    idle = RouterBench((point(1, 3000.0, 50.0), *bench.points[1:]), 101, bench.saturated)
+    assert idle.slope_us_per_session < 0.0 and idle.loaded_slope_us_per_session == pytest.approx(0.2)
     report = bench.report()
-    assert report.keys() > {"rounds_per_s", "p99_added_ms", "sessions", "slope_us_per_session", "points"}
+    assert report.keys() > {"rounds_per_s", "p99_added_ms", "sessions", "slope_us_per_session", "points", "saturated"}
     assert (report["sessions"], report["p99_added_ms"], len(report["points"])) == (101, 9.0, 3)
     draw_router(tmp_path / "router.png", bench)
     assert (tmp_path / "router.png").read_bytes().startswith(b"\x89PNG")
