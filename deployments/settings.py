@@ -69,7 +69,8 @@ class AppSettings(BaseModel):
     """Where each router process writes a trace of its rounds for `specdiff simulate`: numbers, no text, no tokens."""
 
     # Sessions and leases
-    transport: Literal["grpc"] = "grpc"
+    transport: Literal["grpc", "handle"] = "grpc"
+    """How rounds reach a leased replica. handle: through Serve and Ray instead of a port of the replica's own; slower."""
     grpc_host: str = "auto"
     """Where replicas listen. auto: 127.0.0.1 while the cluster has one machine, else the machine's address; `node`:
     always the machine's address (when machines join later); or an address. The port carries no credentials."""
