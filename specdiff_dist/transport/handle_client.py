@@ -35,8 +35,8 @@ Send = Callable[[str, Any], Any]
 class HandleChannel:
     """Calls the one replica that `send` reaches."""
 
-    def __init__(self, send: Send, unavailable: Unavailable) -> None:
-        self._send = send
+    def __init__(self, send: Send, unavailable: Unavailable, *, by_reference_bytes: int = BY_REFERENCE_BYTES) -> None:
+        self._send, self._by_reference_bytes = send, by_reference_bytes
         self._unavailable: Unavailable = unavailable
         self._is_open = True
 
@@ -47,7 +47,8 @@ class HandleChannel:
         response: Any = None
         try:
             # In a context of its own, in which it is nobody's child: Ray cancels the calls of a cancelled request.
-            response = Context().run(self._send, method, _argument(request))
+            argument = ray.put(request) if len(request) >= self._by_reference_bytes else request
+            response = Context().run(self._send, method, argument)
             async with asyncio.timeout(deadline_s):
                 data = await response
         except TimeoutError as error:
@@ -95,7 +96,3 @@ class HandleVerifier(RemoteVerifier):
     ) -> None:
         channel = HandleChannel(send, VerifierUnavailable)
         super().__init__(channel, deadline_s=deadline_s, prefill_s_per_1k_tokens=prefill_s_per_1k_tokens)
-
-
-def _argument(request: bytes) -> Any:
-    return ray.put(request) if len(request) >= BY_REFERENCE_BYTES else request

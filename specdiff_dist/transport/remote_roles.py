@@ -126,7 +126,7 @@ class RemoteVerifier(RemoteRole):
         info = await self.info()
         request = codec.encode_verify_call(call)
         reply = await self._call("Verify", request, self._deadline(call.prefix))
-        target = codec.decode_target_rows(reply)
+        target = codec.decode_target_rows(reply, call.proposals)
         check_target_rows(target, call, info)
         return dataclasses.replace(target, cost=_seen_from_here(target.cost, started, request, reply))
 

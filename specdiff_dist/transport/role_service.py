@@ -96,7 +96,7 @@ def verifier_service(engine: VerifierEngine, *, max_queued: int = DEFAULT_MAX_QU
     async def verify(request: bytes) -> bytes:
         call = codec.decode_verify_call(request)
         check_verify_call(call, engine_info)
-        return codec.encode_target_rows(await run_verify(call))
+        return codec.encode_target_rows(await run_verify(call), call.proposals)
 
     async def resolve(request: bytes) -> bytes:
         call = codec.decode_resolve_call(request)
