@@ -34,5 +34,7 @@ def unpack_reply(data: bytes, unavailable: Unavailable) -> bytes:
         raise unavailable(f"no answer: {error}") from error
     if answer.reply is not None:
         return answer.reply
-    detail = parse_detail(answer.error or b"")
-    raise unavailable("no answer: neither a reply nor an error") if detail is None else error_of(detail, unavailable)
+    detail = parse_detail(answer.error) if answer.error else None
+    if detail is None:
+        raise unavailable("no answer: neither a reply nor an error")
+    raise error_of(detail, unavailable)
