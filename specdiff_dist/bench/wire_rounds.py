@@ -62,7 +62,7 @@ def make_round(
     proposals = SparseRows.from_rows(
         [_truncated(_disturbed(rng, row), sampling, draft_top_k) for row in targets[:block]]
     )
-    draft = np.array([rng.choice(proposals.row(i)[0]) for i in range(block)], np.int32)
+    draft = np.array([_drawn(rng, *proposals.row(i)) for i in range(block)], np.int32)
     one = np.ones(block, np.float32)
     new = _ids(rng, NUM_NEW, vocab_size)
     prefix = PrefixStatement(f"{seed:032x}", 17, NUM_CACHED, 123456789, new)
@@ -112,6 +112,11 @@ def _truncated(row: _Row, sampling: SamplingParams, most: int) -> _Row:
         keep = int(np.count_nonzero(np.cumsum(head) - head < sampling.top_p))
     keep = min(keep, most)
     return ids[:keep], probs[:keep] / probs[:keep].sum()
+
+
+def _drawn(rng: np.random.Generator, ids: NDArray[np.integer], probs: NDArray[np.floating]) -> int:
+    law = probs.astype(np.float64)
+    return int(rng.choice(ids, p=law / law.sum()))
 
 
 def _narrow(

@@ -75,31 +75,3 @@ def test_no_verifier_left_means_waiting_for_its_replacement(app, expected):
         os.kill(pid, signal.SIGKILL)
     assert answer.read() == expected
     assert answer.receipt.verifier_rebuilds >= 1
-
-
-@pytest.fixture(scope="module")
-def handle_app(serve_port: int) -> Iterator[dict[str, DeploymentHandle]]:
-    """The same with rounds over Serve handles. `failover` keeps running: both find place."""
-    built = application(verifier_replicas=2, transport="handle")
-    router = serve.run(built, name="failover-handle", route_prefix=None)
-    handles = {name: serve.get_deployment_handle(name, "failover-handle") for name in ("Verifier", "Drafter")}
-    yield {"Router": router, **handles}
-    serve.delete("failover-handle")
-
-
-def test_over_handles_nothing_is_lost_either(handle_app, expected):
-    """A verifier and the drafter die; calls that Serve cannot deliver any more do not wait for their deadline."""
-    counters(handle_app["Verifier"], 2)
-    answer = Answer(handle_app["Router"], make_request(PROMPT, max_tokens=NUM_TOKENS))
-    answer.read(5)
-    os.kill(pid_in_use(handle_app["Verifier"]), signal.SIGKILL)
-    killed = time.monotonic()
-    answer.read(5)
-    os.kill(pid_in_use(handle_app["Drafter"]), signal.SIGKILL)
-    answer.read(2)
-    assert time.monotonic() - killed < 10.0, "the deadline of a verify call is a minute"
-    assert answer.read() == expected
-    receipt = answer.receipt
-    assert receipt.verifier_rebuilds == 1 and receipt.degraded and receipt.exact
-    addresses = [values["address"] for values in counters(handle_app["Verifier"], 2).values()]
-    assert not any(":" in str(address) for address in addresses), "no port was opened"
