@@ -8,8 +8,9 @@ from ray import serve
 from ray.actor import ActorHandle
 
 from deployments.busy import BusyInterval
-from deployments.endpoints import Transport, open_endpoint
+from deployments.endpoints import open_endpoint
 from deployments.replica import GuardedDrafter, OpenLeases, Replica
+from deployments.settings import Transport
 from specdiff_dist.roles import DrafterEngine
 from specdiff_dist.transport import envelope
 from specdiff_dist.transport.role_service import drafter_service

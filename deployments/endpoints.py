@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import ray
 from ray import serve
 
+from deployments.settings import Transport
 from specdiff_dist.errors import DrafterUnavailable, InvalidConfig, VerifierUnavailable
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport.grpc_client import GrpcChannel
 from specdiff_dist.transport.grpc_server import RoleServer, start_server
 from specdiff_dist.transport.handle_messages import answer_handle
 from specdiff_dist.transport.role_service import RoleService
-
-Transport = Literal["grpc", "handle"]
 
 CHECK_DEADLINE_S = 10.0
 

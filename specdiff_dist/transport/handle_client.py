@@ -1,4 +1,4 @@
-"""Roles over Serve handle calls: the second transport, for clusters in which replicas may open no port of their own.
+"""Roles over Serve handle calls: the second transport. No replica opens a port, and Ray's authentication and TLS apply.
 
 Nothing of ours is pickled: what crosses are strings and bytes, which Ray carries as they are.
 """
@@ -26,7 +26,9 @@ from specdiff_dist.transport.remote_roles import (
 )
 
 BY_REFERENCE_BYTES = 100 << 10
-"""Calls at least as long go into the object store once and travel as a reference. (Ray does the same for replies.)"""
+"""Calls at least as long go into the object store once and travel as a reference. Measured (`specdiff bench wire`): a
+reference costs shorter ones 1 to 2 ms, and longer ones nothing, as Ray would put them there at every attempt. It does so
+with replies by itself."""
 
 Send = Callable[[str, Any], Any]
 """(method, request as bytes or a reference to them) -> a DeploymentResponse of the packed reply, from one replica."""
