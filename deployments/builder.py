@@ -13,6 +13,7 @@ from ray.serve import Application
 
 from deployments.drafter import Drafter
 from deployments.ingress import Ingress
+from deployments.lease_router import LeaseRouter
 from deployments.router import Router
 from deployments.settings import AppSettings
 from deployments.verifier import Verifier
@@ -34,28 +35,26 @@ def app(args: AppSettings) -> Application:
     verifier = Verifier.options(
         num_replicas=args.verifier_replicas,
         ray_actor_options=_model_resources(args.verifier_num_cpus, args.verifier_num_gpus, args.verifier_num_threads),
-        **_model_options(args),
+        **role_options(args),
     ).bind(
         partial(
             load_verifier, args.model, dtype=args.dtype, device=args.device, num_threads=args.verifier_num_threads,
             max_model_len=args.max_model_len, max_sessions=args.max_sessions,
         ),
-        grpc_host=args.grpc_host,
-        max_call_s=args.max_call_s,
+        **_endpoint_options(args),
     )  # fmt: skip
     drafter = None
     if args.has_drafter:
         drafter = Drafter.options(
             num_replicas=args.drafter_replicas,
             ray_actor_options=_model_resources(args.drafter_num_cpus, args.drafter_num_gpus, args.drafter_num_threads),
-            **_model_options(args),
+            **role_options(args),
         ).bind(
             partial(
                 load_drafter, args.drafter, verifier=args.model, dtype=args.drafter_dtype, device=args.device,
                 num_threads=args.drafter_num_threads, max_sessions=args.max_sessions,
             ),
-            grpc_host=args.grpc_host,
-            max_call_s=args.max_call_s,
+            **_endpoint_options(args),
         )  # fmt: skip
     router = Router.options(
         num_replicas=args.router_replicas,
@@ -80,9 +79,28 @@ def _load_tokenizer(model: str) -> Tokenizer:
     return Tokenizer.load(resolve(model).path)
 
 
-def _model_options(args: AppSettings) -> dict[str, Any]:
-    """Serve options of both roles: one ongoing request is one session's lease."""
-    return {"max_ongoing_requests": args.max_sessions, "health_check_period_s": args.health_check_period_s}
+def role_options(args: AppSettings) -> dict[str, Any]:
+    """Serve options of both roles. With gRPC one ongoing request is one session's lease. With the handle transport calls
+    are ongoing requests, too, one of each session at a time; the replicas count their leases themselves, and what is left
+    over is for those they refuse."""
+    options: dict[str, Any] = {
+        "max_ongoing_requests": args.max_sessions,
+        "health_check_period_s": args.health_check_period_s,
+    }
+    if args.transport == "handle":
+        options["max_ongoing_requests"] = 3 * args.max_sessions
+        options["request_router_config"] = {"request_router_class": f"{LeaseRouter.__module__}.{LeaseRouter.__name__}"}
+    return options
+
+
+def _endpoint_options(args: AppSettings) -> dict[str, Any]:
+    """What both roles are told about being called."""
+    return {
+        "transport": args.transport,
+        "grpc_host": args.grpc_host,
+        "max_sessions": args.max_sessions,
+        "max_call_s": args.max_call_s,
+    }
 
 
 def _model_resources(num_cpus: float, num_gpus: float, num_threads: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Roles whose replica is found by a lease: Serve places the session, rounds then go by gRPC straight to the replica.
+"""Roles whose replica is found by a lease: Serve places the session, rounds then go straight to the replica.
 
 A lease is a Serve stream that stays open for the session. Its end tells of a replica's death within milliseconds. It is
 given back by releasing the session, and by cancelling the stream where that does not end it. A lost verifier is replaced by another one, which asks for the whole prefix
@@ -26,7 +26,7 @@ from deployments.handle_stream import HandleStream
 from deployments.messages import LeaseGrant
 from specdiff_dist.errors import DrafterUnavailable, PrefixMismatch, RoleError, VerifierUnavailable
 from specdiff_dist.transport import envelope
-from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
+from specdiff_dist.transport.remote_roles import RemoteDrafter, RemoteVerifier
 from specdiff_dist.types import (
     DraftBlock,
     DraftCall,
@@ -40,13 +40,14 @@ from specdiff_dist.types import (
 
 FIRST_RETRY_S = 0.1  # between attempts to lease; doubles
 LAST_RETRY_S = 5.0
+LAST_FULL_RETRY_S = 1.0  # when all that was wrong is that there was no room
 RELEASE_PATIENCE_S = 1.0  # for a release to end the stream; then it is cancelled
 
 log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """What a lease needs of GrpcDrafter and GrpcVerifier."""
+    """What a lease needs of RemoteDrafter and RemoteVerifier."""
 
     async def release(self, session_id: str) -> None: ...
 
@@ -59,6 +60,10 @@ ReplyT = TypeVar("ReplyT")
 
 class LeaseLost(RoleError):
     """The replica died, or ended the lease, during a call."""
+
+
+class NoRoom(RoleError):
+    """The replica that Serve chose has as many sessions as it takes."""
 
 
 class Lease(Generic[ClientT]):
@@ -114,6 +119,7 @@ class Replicas(Generic[ClientT]):
     """Opens leases on the replicas of one deployment."""
 
     def __init__(self, handle: DeploymentHandle, connect: Callable[[str], ClientT], caller: ActorHandle | None) -> None:
+        """`connect`: the client of the replica at the address that a LeaseGrant names."""
         self._handle = handle.options(stream=True)
         self._connect = connect
         self._caller = caller
@@ -126,17 +132,20 @@ class Replicas(Generic[ClientT]):
         while True:
             try:
                 return await self._open(session_id)
+            except NoRoom:
+                last_s = LAST_FULL_RETRY_S
             except (RayError, RayServeException) as error:
                 log.warning("leasing from %s failed: %s", self._handle.deployment_name, type(error).__name__)
+                last_s = LAST_RETRY_S
             await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
+            retry_s = min(2 * retry_s, last_s)
 
     async def _open(self, session_id: str) -> Lease[ClientT]:
         stream = HandleStream(lambda: self._handle.lease.remote(session_id, self._caller))
         try:
             grant = await stream.first()
             if grant is None:
-                raise RayServeException("the lease ended before it began")
+                raise NoRoom(f"no room on a replica of {self._handle.deployment_name}")
             client = self._connect(_reachable(envelope.unpack(grant, LeaseGrant)))
             self._note_answer()
             return Lease(session_id, client, stream, self._note_answer)
@@ -171,9 +180,9 @@ def _reachable(grant: LeaseGrant) -> str:
 class LeasedVerifier:
     """A Verifier for one session. Any trouble with its replica becomes PrefixMismatch(0) on the next one."""
 
-    def __init__(self, replicas: Replicas[GrpcVerifier], info: VerifierInfo, *, timeout_s: float) -> None:
+    def __init__(self, replicas: Replicas[RemoteVerifier], info: VerifierInfo, *, timeout_s: float) -> None:
         self._replicas, self._info, self._timeout_s = replicas, info, timeout_s
-        self._lease: Lease[GrpcVerifier] | None = None
+        self._lease: Lease[RemoteVerifier] | None = None
         self._trouble_since: float | None = None  # monotonic; set while there is some
 
     async def info(self) -> VerifierInfo:
@@ -213,7 +222,7 @@ class LeasedVerifier:
         except (LeaseLost, VerifierUnavailable) as error:
             raise self._lost(self._lease, call.session_id, error) from error
 
-    def _lost(self, lease: Lease[GrpcVerifier], session_id: str, error: Exception) -> PrefixMismatch:
+    def _lost(self, lease: Lease[RemoteVerifier], session_id: str, error: Exception) -> PrefixMismatch:
         """Gives the lost replica up; what to tell the round loop, which then resends everything."""
         log.warning("session %s lost its verifier: %s", session_id, error)
         self._lease = None
@@ -221,7 +230,7 @@ class LeasedVerifier:
         self._trouble_since = self._trouble_since or monotonic()
         return PrefixMismatch(0)
 
-    async def _open(self, session_id: str) -> Lease[GrpcVerifier]:
+    async def _open(self, session_id: str) -> Lease[RemoteVerifier]:
         """Waits its turn for as long as verifiers answer the sessions before it, and `timeout_s` when none does."""
         since = monotonic() if self._trouble_since is None else self._trouble_since
         leasing = asyncio.create_task(self._replicas.lease(session_id))
@@ -248,10 +257,10 @@ class LeasedDrafter:
     `info` None: no drafter has ever answered; then every call raises.
     """
 
-    def __init__(self, replicas: Replicas[GrpcDrafter], info: DrafterInfo | None, *, patience_s: float) -> None:
+    def __init__(self, replicas: Replicas[RemoteDrafter], info: DrafterInfo | None, *, patience_s: float) -> None:
         self._replicas, self._info, self._patience_s = replicas, info, patience_s
-        self._lease: Lease[GrpcDrafter] | None = None
-        self._leasing: asyncio.Task[Lease[GrpcDrafter]] | None = None
+        self._lease: Lease[RemoteDrafter] | None = None
+        self._leasing: asyncio.Task[Lease[RemoteDrafter]] | None = None
         self._num_failures = 0  # in a row
 
     async def info(self) -> DrafterInfo:
@@ -279,7 +288,7 @@ class LeasedDrafter:
         self._num_failures = 0
         return block
 
-    async def _leased(self, session_id: str) -> Lease[GrpcDrafter]:
+    async def _leased(self, session_id: str) -> Lease[RemoteDrafter]:
         patience_s = 0.0
         if self._leasing is None:
             self._leasing = asyncio.create_task(self._replicas.lease(session_id))
@@ -293,7 +302,7 @@ class LeasedDrafter:
         except RoleError as error:
             raise DrafterUnavailable(str(error)) from error
 
-    async def _lease_again(self, session_id: str) -> Lease[GrpcDrafter]:
+    async def _lease_again(self, session_id: str) -> Lease[RemoteDrafter]:
         # A drafter that fails at every call is not asked at every round.
         await asyncio.sleep(min(FIRST_RETRY_S * 2**self._num_failures, LAST_RETRY_S))
         return await self._replicas.lease(session_id)

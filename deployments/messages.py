@@ -54,7 +54,7 @@ class RouterInfo:
 class LeaseGrant:
     """First item of a lease's stream: where the session's rounds go."""
 
-    address: str  # host:port of the replica's gRPC server
+    address: str  # host:port of the replica's gRPC server, or its id in Serve (transport "handle")
     node_id: str  # Ray's id of the machine it is on
 
 

@@ -1,4 +1,4 @@
-"""What verifier and drafter replicas share: an engine behind a gRPC port, open to sessions that hold a lease.
+"""What verifier and drafter replicas share: an engine, open to sessions that hold a lease.
 
 A lease is a streaming Serve call that stays open for the session (README, Leases). Whatever ends it frees the
 session's cache: the caller releases the session, or cancels the stream, or dies. The last needs `CallerWatch`: Ray keeps
@@ -14,19 +14,19 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from deployments.busy import BusyInterval, BusyLog
+from deployments.endpoints import Endpoint
 from deployments.messages import LeaseGrant
 from specdiff_dist.batching import BatchingDrafter, BatchingVerifier, Steps, run_alone
 from specdiff_dist.errors import DrafterUnavailable, RoleError, VerifierUnavailable
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport import envelope
-from specdiff_dist.transport.grpc_server import RoleServer
 from specdiff_dist.types import (
     DraftBlock,
     DraftCall,
@@ -54,7 +54,8 @@ class OpenLeases:
     """Which sessions may hold cache here, and what the model is doing. Changed in the event loop, asked in the engine's
     thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_sessions: int | None = None) -> None:
+        self._max_sessions = max_sessions
         self._sessions: dict[str, LeasedSession] = {}
         self._loop = asyncio.get_running_loop()
         self.num_calls = 0
@@ -63,6 +64,11 @@ class OpenLeases:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def is_full(self) -> bool:
+        """With gRPC it never is when Serve asks: then a lease is all that Serve counts, and waits for its place there."""
+        return self._max_sessions is not None and len(self._sessions) >= self._max_sessions
 
     def open(self, session_id: str) -> asyncio.Event:
         """Opens a lease; the event is set when the session is released."""
@@ -215,35 +221,30 @@ async def _poll(caller: Any) -> None:
         await asyncio.sleep(CALLER_POLL_S)
 
 
-class Releasing(Protocol):
-    """A client of this replica's own port."""
-
-    async def release(self, session_id: str) -> None: ...
-
-
 class Replica:
-    """One engine, its server and its leases. Belongs to the event loop of the Serve replica's user code."""
+    """One engine, its endpoint and its leases. Belongs to the event loop of the Serve replica's user code."""
 
     def __init__(
         self,
-        server: RoleServer,
-        own_client: Releasing,
+        endpoint: Endpoint,
         leases: OpenLeases,
         *,
         max_call_s: float,
         idle_lease_s: float = IDLE_LEASE_S,
     ) -> None:
-        self._server, self._own_client, self._leases = server, own_client, leases
+        self._endpoint, self._leases = endpoint, leases
         self._max_call_s, self._idle_lease_s = max_call_s, idle_lease_s
-        self._grant = envelope.pack(LeaseGrant(server.address, ray.get_runtime_context().get_node_id()))
+        self._grant = envelope.pack(LeaseGrant(endpoint.address, ray.get_runtime_context().get_node_id()))
         self._callers = CallerWatch()
         self._releases: set[asyncio.Task[None]] = set()
 
     async def lease(self, session_id: str, caller: ActorHandle | None) -> AsyncGenerator[bytes, None]:
         """Yields one LeaseGrant, then stays open until the session is released or idle, or the caller cancels or dies.
 
-        However it ends, the session's cache is freed.
+        However it ends, the session's cache is freed. Yields nothing when there is no room.
         """
+        if self._leases.is_full:
+            return
         released = self._leases.open(session_id)
         ends = [asyncio.create_task(released.wait()), asyncio.create_task(self._callers.until_dead(caller))]
         try:
@@ -257,8 +258,7 @@ class Replica:
             for task in ends:
                 task.cancel()
             if self._leases.close(session_id, released):
-                # Through the port, that is, in the engine's thread and behind any call that is still running.
-                task = asyncio.create_task(self._own_client.release(session_id))
+                task = asyncio.create_task(self._endpoint.release(session_id))
                 self._releases.add(task)
                 task.add_done_callback(self._releases.discard)
                 await asyncio.shield(task)  # the slot Serve counts is free when the cache is
@@ -267,8 +267,8 @@ class Replica:
         """For tests and operators."""
         return {
             "pid": os.getpid(),
-            "address": self._server.address,
-            "num_sessions": self._server.engine.num_sessions,
+            "address": self._endpoint.address,
+            "num_sessions": self._endpoint.engine.num_sessions,
             "num_leases": len(self._leases),
             "num_calls": self._leases.num_calls,
         }
@@ -282,11 +282,3 @@ class Replica:
         since = self._leases.busy_since
         if since is not None and monotonic() - since > self._max_call_s:
             raise RuntimeError(f"a model call has been running for more than {self._max_call_s} s")
-
-
-def listen_host(grpc_host: str) -> str:
-    """The address for a replica's port that `AppSettings.grpc_host` means on this machine."""
-    if grpc_host not in ("auto", "node"):
-        return grpc_host
-    is_alone = grpc_host == "auto" and sum(node["Alive"] for node in ray.nodes()) == 1
-    return "127.0.0.1" if is_alone else ray.util.get_node_ip_address()

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.leases import LeasedDrafter, LeasedVerifier, Replicas
+from deployments.leases import ClientT, LeasedDrafter, LeasedVerifier, Replicas
 from deployments.messages import GenerateCall, RouterInfo, pack_chunk, pack_error, unpack_call
 from deployments.settings import AppSettings
 from specdiff_dist.config import DecodeConfig
@@ -34,6 +34,8 @@ from specdiff_dist.text import Tokenizer
 from specdiff_dist.transport import envelope
 from specdiff_dist.transport.channel_pool import ChannelPool
 from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
+from specdiff_dist.transport.handle_client import HandleDrafter, HandleVerifier, Send
+from specdiff_dist.transport.remote_roles import RemoteDrafter, RemoteVerifier
 from specdiff_dist.types import DrafterInfo, TokenChunk, VerifierInfo
 
 log = logging.getLogger(__name__)
@@ -57,9 +59,12 @@ class Router:
         self._tokenizer = None if load_tokenizer is None else load_tokenizer()
         self._knowledge = PairKnowledge()  # what speculation policies learn here, from all requests
         caller = ray.get_runtime_context().current_actor
-        pool = ChannelPool()
-        self._verifiers = Replicas(verifier, partial(GrpcVerifier, pool=pool), caller)
-        self._drafters = None if drafter is None else Replicas(drafter, partial(GrpcDrafter, pool=pool), caller)
+        self._pool = ChannelPool()
+        self._verifiers: Replicas[RemoteVerifier]
+        self._verifiers = Replicas(verifier, self._connect(verifier, GrpcVerifier, HandleVerifier), caller)
+        self._drafters: Replicas[RemoteDrafter] | None = None
+        if drafter is not None:
+            self._drafters = Replicas(drafter, self._connect(drafter, GrpcDrafter, HandleDrafter), caller)
         self._drafter_handle = drafter
         self._drafter_info: DrafterInfo | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -123,6 +128,14 @@ class Router:
                 default_tier=settings.default_tier,
             )
         )
+
+    def _connect(
+        self, handle: DeploymentHandle, over_grpc: Callable[..., ClientT], over_handle: Callable[[Send], ClientT]
+    ) -> Callable[[str], ClientT]:
+        """How to call the replica that a lease names."""
+        if self._settings.transport == "grpc":
+            return partial(over_grpc, pool=self._pool)
+        return lambda replica_id: over_handle(handle.options(method_name="call", session_id=replica_id).remote)
 
     def _config(self, call: GenerateCall) -> DecodeConfig:
         tier_config = self._tiers.get(call.tier)

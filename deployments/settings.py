@@ -18,6 +18,7 @@ from specdiff_dist.quality import apply_overrides
 
 NO_DRAFTER = "none"
 
+Transport = Literal["grpc", "handle"]
 Replicas = Annotated[int, Field(ge=1, le=1000)]
 Cpus = Annotated[float, Field(ge=0, le=1024)]
 Gpus = Annotated[float, Field(ge=0, le=64)]
@@ -69,7 +70,8 @@ class AppSettings(BaseModel):
     """Where each router process writes a trace of its rounds for `specdiff simulate`: numbers, no text, no tokens."""
 
     # Sessions and leases
-    transport: Literal["grpc"] = "grpc"
+    transport: Transport = "grpc"
+    """How rounds reach a leased replica. handle: through Serve and Ray instead of a port of the replica's own; slower."""
     grpc_host: str = "auto"
     """Where replicas listen. auto: 127.0.0.1 while the cluster has one machine, else the machine's address; `node`:
     always the machine's address (when machines join later); or an address. The port carries no credentials."""

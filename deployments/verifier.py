@@ -1,4 +1,4 @@
-"""The verifier deployment: a VerifierEngine behind a gRPC port, sessions placed by leases."""
+"""The verifier deployment: a VerifierEngine open to calls, sessions placed by leases."""
 
 from __future__ import annotations
 
@@ -8,28 +8,40 @@ from ray import serve
 from ray.actor import ActorHandle
 
 from deployments.busy import BusyInterval
-from deployments.replica import GuardedVerifier, OpenLeases, Replica, listen_host
+from deployments.endpoints import open_endpoint
+from deployments.replica import GuardedVerifier, OpenLeases, Replica
+from deployments.settings import Transport
 from specdiff_dist.roles import VerifierEngine
 from specdiff_dist.transport import envelope
-from specdiff_dist.transport.grpc_client import GrpcVerifier
-from specdiff_dist.transport.grpc_server import start_verifier_server
+from specdiff_dist.transport.role_service import verifier_service
 
 
 @serve.deployment(logging_config={"enable_access_log": False})  # a line per session says nothing
 class Verifier:
     """One replica. `load` is called in the replica's own process."""
 
-    async def __init__(self, load: Callable[[], VerifierEngine], *, grpc_host: str, max_call_s: float) -> None:
-        leases = OpenLeases()
+    async def __init__(
+        self,
+        load: Callable[[], VerifierEngine],
+        *,
+        transport: Transport,
+        grpc_host: str,
+        max_sessions: int,
+        max_call_s: float,
+    ) -> None:
+        leases = OpenLeases(max_sessions)
         engine = GuardedVerifier(load(), leases)
-        server = await start_verifier_server(engine, host=listen_host(grpc_host))
+        self._endpoint = await open_endpoint("Verifier", verifier_service(engine), transport, grpc_host)
         self._info = engine.info
-        self._address = server.address
-        self._replica = Replica(server, GrpcVerifier(server.address), leases, max_call_s=max_call_s)
+        self._replica = Replica(self._endpoint, leases, max_call_s=max_call_s)
 
     async def lease(self, session_id: str, caller: ActorHandle | None = None) -> AsyncGenerator[bytes, None]:
         """See Replica.lease."""
         return self._replica.lease(session_id, caller)
+
+    async def call(self, method: str, request: bytes) -> bytes:
+        """One call of the handle transport: the packed reply."""
+        return await self._endpoint.answer(method, request)
 
     async def info(self) -> bytes:
         """The packed VerifierInfo."""
@@ -44,10 +56,6 @@ class Verifier:
         return self._replica.busy_intervals(since_s)
 
     async def check_health(self) -> None:
-        """Fails when the model is stuck or the port does not answer a new connection."""
+        """Fails when the model is stuck or the endpoint does not answer."""
         self._replica.check_model()
-        client = GrpcVerifier(self._address)
-        try:
-            await client.info()
-        finally:
-            await client.close()
+        await self._endpoint.check()

@@ -38,6 +38,7 @@ from specdiff_dist.cli_router import bench_router
 from specdiff_dist.cli_simulate import bench_model, simulate
 from specdiff_dist.cli_speed import bench_speed
 from specdiff_dist.cli_train import train_drafter
+from specdiff_dist.cli_wire import bench_wire
 from specdiff_dist.config import DEFAULT_TIER
 from specdiff_dist.errors import InvalidConfig, SpecdiffError
 
@@ -63,6 +64,7 @@ bench_app.command("model")(bench_model)
 bench_app.command("router")(bench_router)
 bench_app.command("speed")(bench_speed)
 bench_app.command("engine")(bench_engine)
+bench_app.command("wire")(bench_wire)
 
 
 @app.command()

@@ -146,6 +146,30 @@ def draw_router(path: Path, bench: RouterBench) -> None:
     save_figure(figure, path)
 
 
+def draw_wire(path: Path, cases: Mapping[str, Mapping[str, Any]], dense_bytes: int) -> None:
+    """Bytes of a round against dense rows, and the times of both transports: `cases` of `specdiff bench wire`."""
+    figure = new_figure(10.0, 4.0)
+    sizes, times = figure.subplots(1, 2, sharey=True)
+    rows = range(len(cases))
+    totals = [case["bytes_per_round"] for case in cases.values()]
+    sizes.barh(rows, totals)
+    for row, total in zip(rows, totals, strict=True):
+        sizes.annotate(f"{total:,.0f}", (total, row), textcoords="offset points", xytext=(3, -3), fontsize=8)
+    sizes.axvline(dense_bytes, color="0.6", linestyle="--", linewidth=1, label=f"dense: {dense_bytes / 1e6:.1f} MB")
+    sizes.set_xscale("log")
+    sizes.set_xlim(1e3, 3 * dense_bytes)
+    sizes.set_xlabel("bytes per round, both calls, both ways")
+    sizes.set_yticks(rows, list(cases), fontsize=8)
+    sizes.invert_yaxis()
+    sizes.legend(fontsize=8, loc="upper right")
+    for shift, name in ((-0.18, "grpc"), (0.18, "handle")):
+        measured = [case.get(f"{name}_ms", 0.0) for case in cases.values()]
+        times.barh([row + shift for row in rows], measured, height=0.34, label=name)
+    times.set_xlabel("milliseconds per round, both calls, without models")
+    times.legend(fontsize=8)
+    save_figure(figure, path)
+
+
 def new_figure(width: float, height: float) -> Any:
     """A matplotlib Figure; inches."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state

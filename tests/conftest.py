@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,25 @@ def gsm8k() -> Path:
     if not file.is_file():
         pytest.skip(f"no GSM8K at {file}: set SPECDIFF_DATA to the folder that holds gsm8k/test.jsonl")
     return file
+
+
+@pytest.fixture(scope="session")
+def serve_port() -> Iterator[int]:
+    """One small Ray cluster with Serve on this machine alone, for all tests marked `ray`; every module runs its own
+    application on it. Yields Serve's HTTP port on 127.0.0.1."""
+    import ray
+    from ray import serve
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield port
+        serve.shutdown()
+    finally:
+        ray.shutdown()
 
 
 class Finished(NamedTuple):

@@ -89,10 +89,12 @@ class BlockDiffusionDrafter:
         torch_dtype = _pick_dtype(dtype, where)
         config = BlockModelConfig.read(folder)
         embedding, output = read_embeddings(verifier_folder)
-        _check_fits(config, embedding, name=name, verifier=verifier_folder.name)
+        real = real_vocab_size(verifier_folder)
+        _check_fits(config, embedding, real, name=name, verifier=verifier_folder.name)
+        embedding, output = embedding[: config.vocab_size], output[: config.vocab_size]
         model = BlockModel(config, load_weights(folder), embedding, output, dtype=torch_dtype, device=where)
         return BlockDiffusionDrafter(
-            model, name=name, vocab_size=real_vocab_size(verifier_folder), max_sessions=max_sessions,
+            model, name=name, vocab_size=real, max_sessions=max_sessions,
             calibration=_calibration(folder),
         )  # fmt: skip
 
@@ -241,8 +243,11 @@ def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def _check_fits(config: BlockModelConfig, embedding: Tensor, *, name: str, verifier: str) -> None:
+def _check_fits(config: BlockModelConfig, embedding: Tensor, real: int | None, *, name: str, verifier: str) -> None:
+    """`real`: size of the verifier's vocabulary where it is known. Its matrices may be padded further than the drafter's."""
     vocab_size, hidden_size = embedding.shape
+    if real is not None and real <= config.vocab_size < vocab_size:
+        vocab_size = config.vocab_size
     for what, own, needed in (
         ("vocabulary", config.vocab_size, vocab_size), ("hidden size", config.hidden_size, hidden_size),
     ):  # fmt: skip

@@ -152,11 +152,13 @@ def decode_draft_block(data: bytes) -> DraftBlock:
     return _decode(data, pb.DraftReply, _draft_block_from_pb, InvalidRows)
 
 
-def encode_target_rows(target: TargetRows) -> bytes:
+def encode_target_rows(target: TargetRows, proposals: SparseRows | None = None) -> bytes:
+    """`proposals`: those of the call. Wide rows stand on their support, which is then not sent back."""
     recovered, plain = target.recovered_token_ids, target.plain_token_ids
+    leave_out = target.is_wide and proposals is not None and _same_support(target.rows, proposals)
     return _encode(
         lambda: pb.VerifyReply(
-            rows=_rows_to_pb(target.rows),
+            rows=pb.SparseRows(probs=tensor_to_pb(target.rows.probs)) if leave_out else _rows_to_pb(target.rows),
             row_mass=tensor_to_pb(target.row_mass),
             recovered_token_ids=None if recovered is None else tensor_to_pb(recovered),
             plain_token_ids=None if plain is None else tensor_to_pb(plain),
@@ -169,9 +171,9 @@ def encode_target_rows(target: TargetRows) -> bytes:
     )
 
 
-def decode_target_rows(data: bytes) -> TargetRows:
-    """Raises InvalidRows."""
-    return _decode(data, pb.VerifyReply, _target_rows_from_pb, InvalidRows)
+def decode_target_rows(data: bytes, proposals: SparseRows | None = None) -> TargetRows:
+    """`proposals`: those of the call. Raises InvalidRows."""
+    return _decode(data, pb.VerifyReply, lambda message: _target_rows_from_pb(message, proposals), InvalidRows)
 
 
 def encode_resolved(resolved: ResolvedToken) -> bytes:
@@ -325,9 +327,13 @@ def _draft_block_from_pb(message: pb.DraftReply) -> DraftBlock:
     )
 
 
-def _target_rows_from_pb(message: pb.VerifyReply) -> TargetRows:
+def _target_rows_from_pb(message: pb.VerifyReply, proposals: SparseRows | None) -> TargetRows:
+    if proposals is None or message.rows.HasField("row_splits"):
+        rows = _rows_from_pb(message.rows)
+    else:
+        rows = SparseRows(proposals.row_splits, proposals.token_ids, array_of(message.rows, "probs"))
     return TargetRows(
-        rows=_rows_from_pb(message.rows),
+        rows=rows,
         row_mass=array_of(message, "row_mass"),
         recovered_token_ids=array_of(message, "recovered_token_ids")
         if message.HasField("recovered_token_ids")
@@ -406,3 +412,7 @@ def _rows_to_pb(rows: SparseRows) -> pb.SparseRows:
 
 def _rows_from_pb(message: pb.SparseRows) -> SparseRows:
     return SparseRows(array_of(message, "row_splits"), array_of(message, "token_ids"), array_of(message, "probs"))
+
+
+def _same_support(rows: SparseRows, others: SparseRows) -> bool:
+    return np.array_equal(rows.row_splits, others.row_splits) and np.array_equal(rows.token_ids, others.token_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_MESSAGE_BYTES = 64 << 20  # both ways. Dense float32 rows of a 152k vocabulary at block 16 are 10 MB; ours are KB
+from specdiff_dist.transport.role_service import MAX_MESSAGE_BYTES
 
 KEEPALIVE_S = 10.0  # a client pings a silent connection this often, and gives it up when a ping stays unanswered
 KEEPALIVE_TIMEOUT_S = 10.0

@@ -5,105 +5,62 @@ The port carries no credentials: bind it to an address that only the cluster's o
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
 
-from specdiff_dist.errors import InvalidRequest, SpecdiffError
+from specdiff_dist.errors import SpecdiffError
 from specdiff_dist.pb import roles_pb2 as pb
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
-from specdiff_dist.transport import codec
-from specdiff_dist.transport.checks import check_draft_call, check_resolve_call, check_verify_call
-from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED, EngineThread, drafter_thread, verifier_thread
+from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED
 from specdiff_dist.transport.grpc_errors import DETAIL_KEY, to_status
-from specdiff_dist.transport.grpc_options import MAX_MESSAGE_BYTES, SERVER_OPTIONS, join_address
-
-log = logging.getLogger(__name__)
-
-Handler = Callable[[bytes], Awaitable[bytes]]  # serialised request -> serialised reply; raises SpecdiffError
+from specdiff_dist.transport.grpc_options import SERVER_OPTIONS, join_address
+from specdiff_dist.transport.role_service import Handler, RoleService, answer, drafter_service, verifier_service
 
 
 class RoleServer:
     """A running server. Belongs to the event loop it was started in."""
 
-    def __init__(
-        self,
-        engine: DrafterEngine | VerifierEngine,
-        server: grpc.aio.Server,
-        thread: EngineThread,
-        host: str,
-        port: int,
-    ) -> None:
-        self.engine = engine
+    def __init__(self, service: RoleService, server: grpc.aio.Server, host: str, port: int) -> None:
+        self.engine = service.engine
         self.port = port
         self.address = join_address(host, port)
         self._server = server
-        self._thread = thread
+        self._service = service
 
     @property
     def num_queued(self) -> int:
         """Calls that wait for the engine or run in it right now."""
-        return self._thread.num_queued
+        return self._service.num_queued
+
+    async def release(self, session_id: str) -> None:
+        """Frees the session's cache, behind any call of it that still runs. Never raises."""
+        await self._service.release(session_id)
 
     async def stop(self, grace: float | None = 5.0) -> None:
         """Refuses new calls, lets running ones end for `grace` seconds, then cuts them off. Safe to call again."""
         await self._server.stop(grace)
-        self._thread.close()
+        self._service.close()
 
 
 async def start_drafter_server(
     engine: DrafterEngine, *, host: str = "127.0.0.1", port: int = 0, max_queued: int = DEFAULT_MAX_QUEUED
 ) -> RoleServer:
     """Serves `engine`; port 0 takes any free one. Raises OSError when the port cannot be bound."""
-    thread, run_draft = drafter_thread(engine, max_queued=max_queued)
-    engine_info = engine.info
-
-    async def info(request: bytes) -> bytes:
-        return codec.encode_drafter_info(engine_info)
-
-    async def draft(request: bytes) -> bytes:
-        call = codec.decode_draft_call(request)
-        check_draft_call(call, engine_info)
-        return codec.encode_draft_block(await run_draft(call))
-
-    async def release(request: bytes) -> bytes:
-        await thread.release(engine.release, codec.decode_release(request))
-        return b""
-
-    handlers = {"Info": info, "Draft": draft, "Release": release}
-    server, bound = await start_service("Drafter", handlers, host, port)
-    return RoleServer(engine, server, thread, host, bound)
+    return await start_server("Drafter", drafter_service(engine, max_queued=max_queued), host, port)
 
 
 async def start_verifier_server(
     engine: VerifierEngine, *, host: str = "127.0.0.1", port: int = 0, max_queued: int = DEFAULT_MAX_QUEUED
 ) -> RoleServer:
     """Serves `engine`; port 0 takes any free one. Raises OSError when the port cannot be bound."""
-    thread, run_verify = verifier_thread(engine, max_queued=max_queued)
-    engine_info = engine.info
+    return await start_server("Verifier", verifier_service(engine, max_queued=max_queued), host, port)
 
-    async def info(request: bytes) -> bytes:
-        return codec.encode_verifier_info(engine_info)
 
-    async def verify(request: bytes) -> bytes:
-        call = codec.decode_verify_call(request)
-        check_verify_call(call, engine_info)
-        return codec.encode_target_rows(await run_verify(call))
-
-    async def resolve(request: bytes) -> bytes:
-        call = codec.decode_resolve_call(request)
-        check_resolve_call(call, engine_info)
-        return codec.encode_resolved(await thread.call(engine.resolve, call, session_id=call.session_id))
-
-    async def release(request: bytes) -> bytes:
-        await thread.release(engine.release, codec.decode_release(request))
-        return b""
-
-    handlers = {"Info": info, "Verify": verify, "Resolve": resolve, "Release": release}
-    server, bound = await start_service("Verifier", handlers, host, port)
-    return RoleServer(engine, server, thread, host, bound)
+async def start_server(role: str, service: RoleService, host: str, port: int) -> RoleServer:
+    """Serves the methods of `service`, a Drafter's or a Verifier's. Raises OSError when the port cannot be bound."""
+    server, bound = await start_service(role, service.handlers, host, port)
+    return RoleServer(service, server, host, bound)
 
 
 async def start_service(
@@ -134,23 +91,14 @@ async def start_service(
 
 
 def _answering(handler: Handler) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]:
-    """`handler` with its errors turned into statuses, so that no caller waits for an answer that never comes."""
+    """`handler` with its errors turned into statuses. (A CancelledError passes: the client is gone, or the server stops, and
+    gRPC has already told the client.)"""
 
-    async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def answer_grpc(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            reply = await handler(request)
-            if len(reply) > MAX_MESSAGE_BYTES:
-                raise InvalidRequest(f"the reply takes {len(reply)} bytes; the limit is {MAX_MESSAGE_BYTES}")
+            return await answer(handler, request)
         except SpecdiffError as error:
-            failure = error
-        except asyncio.CancelledError:
-            raise  # the client is gone, or the server stops: gRPC has already told the client
-        except Exception as error:
-            log.exception("a call could not be answered")
-            failure = SpecdiffError(f"the replica failed with {type(error).__name__}; its log says more")
-        else:
-            return reply
-        status, detail = to_status(failure)
-        return await context.abort(status, detail.message, ((DETAIL_KEY, detail.SerializeToString()),))
+            status, detail = to_status(error)
+            return await context.abort(status, detail.message, ((DETAIL_KEY, detail.SerializeToString()),))
 
-    return answer
+    return answer_grpc

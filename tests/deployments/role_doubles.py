@@ -11,6 +11,7 @@ import numpy as np
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from deployments.builder import role_options
 from deployments.drafter import Drafter
 from deployments.messages import pack_call, unpack_item
 from deployments.router import Router
@@ -65,12 +66,14 @@ def application(
     """Router, verifier and drafter over the doubles; replicas are light, so that a new one is there in seconds."""
     settings = AppSettings(**changes)
     options: dict[str, Any] = {
-        "max_ongoing_requests": settings.max_sessions,
+        **role_options(settings),
         "health_check_period_s": 0.5,
         "graceful_shutdown_timeout_s": 1,
         "ray_actor_options": {"num_cpus": 0.1},
     }
-    more: dict[str, Any] = {"grpc_host": "auto", "max_call_s": 60.0}
+    more: dict[str, Any] = {
+        "transport": settings.transport, "grpc_host": "auto", "max_sessions": settings.max_sessions, "max_call_s": 60.0,
+    }  # fmt: skip
     verifier = Verifier.options(num_replicas=settings.verifier_replicas, **options).bind(load_verifier, **more)
     drafter = Drafter.options(num_replicas=settings.drafter_replicas, **options).bind(load_drafter, **more)
     return router.options(

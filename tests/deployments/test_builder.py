@@ -68,6 +68,16 @@ def test_other_calls_never_queue_behind_answers():
     assert built["Router"].max_ongoing_requests > 15  # half of what three ingresses may ask for
 
 
+def test_over_handles_calls_find_the_replica_of_their_lease():
+    built = deployments_of(deployments.app(AppSettings(transport="handle", max_sessions=7)))
+    for role in ("Verifier", "Drafter"):
+        options = built[role]
+        assert options.init_kwargs["transport"] == "handle" and options.init_kwargs["max_sessions"] == 7
+        assert options.max_ongoing_requests == 21  # a lease and a call of each session, and the leases refused
+        router = options._deployment_config.request_router_config.get_request_router_class()
+        assert router.__name__ == "LeaseRouter"
+
+
 @pytest.mark.parametrize(
     ("overrides", "trap"),
     [

@@ -17,6 +17,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from deployments.endpoints import GrpcEndpoint
 from deployments.ingress import RouterBackend
 from deployments.messages import pack_call, unpack_item
 from deployments.replica import GuardedDrafter, OpenLeases, Replica
@@ -41,7 +42,7 @@ class OpenRouter(Router.func_or_class):  # the real router, and a look into its 
         return os.getpid(), sorted(sys.modules)
 
     async def num_channels(self) -> int:
-        return len(self._verifiers._connect.keywords["pool"])  # type: ignore[attr-defined]
+        return len(self._pool)
 
     async def num_tasks(self) -> int:
         return len(asyncio.all_tasks())
@@ -192,7 +193,7 @@ async def test_a_lease_nobody_uses_ends_by_itself(serve_port):
     leases = OpenLeases()
     server = await start_drafter_server(GuardedDrafter(engine, leases))
     client = GrpcDrafter(server.address)
-    replica = Replica(server, client, leases, max_call_s=60.0, idle_lease_s=0.3)
+    replica = Replica(GrpcEndpoint("Drafter", server), leases, max_call_s=60.0, idle_lease_s=0.3)
     started = time.monotonic()
     async for _ in replica.lease("session", None):
         for round_index in range(3):
@@ -211,8 +212,7 @@ async def test_a_lease_nobody_uses_ends_by_itself(serve_port):
 async def test_a_model_that_is_stuck_fails_the_health_check(serve_port):
     leases = OpenLeases()
     server = await start_drafter_server(ScriptedDrafter(lambda prefix, n: [1] * n, VOCAB_SIZE))
-    client = GrpcDrafter(server.address)
-    replica = Replica(server, client, leases, max_call_s=0.05)
+    replica = Replica(GrpcEndpoint("Drafter", server), leases, max_call_s=0.05)
     leases.open("session")
     with leases.busy():
         replica.check_model()
@@ -220,7 +220,6 @@ async def test_a_model_that_is_stuck_fails_the_health_check(serve_port):
         with pytest.raises(RuntimeError, match="model call"):
             replica.check_model()
     replica.check_model()
-    await client.close()
     await server.stop()
 
 

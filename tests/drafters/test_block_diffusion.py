@@ -172,6 +172,20 @@ def test_padding_ids_are_never_proposed():
     assert block.proposals.token_ids.max() < 60
 
 
+def test_a_verifier_padded_further_than_the_drafter_is_the_same_verifier(tmp_path):
+    """The padding is neither read nor proposed; a drafter that lacks real tokens is refused."""
+    padded = tiny_llama(vocab_size=VOCAB_SIZE + 4)
+    folder = str(save_drafter(tmp_path / "drafter", padded))  # its config.json says VOCAB_SIZE
+    verifier = save_verifier(tmp_path / "verifier", padded)
+    drafter = load_drafter(folder, verifier=str(verifier), dtype="float32", device="cpu")
+    assert isinstance(drafter, BlockDiffusionDrafter) and drafter.info.vocab_size == VOCAB_SIZE
+    block = draft(drafter, [5, 6, 7], draft_top_k=VOCAB_SIZE + 4)
+    assert block.num_tokens > 0 and block.proposals.token_ids.max() < VOCAB_SIZE
+    larger = save_verifier(tmp_path / "larger", padded, num_words=VOCAB_SIZE + 1)
+    with pytest.raises(InvalidConfig, match="was trained for a vocabulary of 100"):
+        load_drafter(folder, verifier=str(larger), dtype="float32", device="cpu")
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 def test_a_draft_vocab_proposes_its_own_ids_with_their_share(tmp_path, sampling):
     llama = tiny_llama()

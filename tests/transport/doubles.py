@@ -160,5 +160,5 @@ async def entered(engine: Gated) -> None:
 async def queued(transport: Any, num_calls: int) -> None:
     """Waits until so many calls have arrived at the engines and are not answered."""
     async with asyncio.timeout(WAIT_S):
-        while transport.num_queued != num_calls:  # noqa: ASYNC110 -- it changes in the thread of an engine
+        while await transport.num_queued() != num_calls:  # noqa: ASYNC110 -- it changes in the thread of an engine
             await asyncio.sleep(0.002)

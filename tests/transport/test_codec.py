@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -136,3 +137,26 @@ def test_a_call_shorter_by_any_number_of_bytes_gives_one_of_our_errors():
     for length in range(len(reply) // 2):
         with pytest.raises(InvalidRows):
             codec.decode_target_rows(reply[:length])
+
+
+def test_wide_rows_leave_out_what_the_caller_has():
+    call = verify_call()
+    wide = table_verifier(wide=True).verify(call)
+    data, whole = codec.encode_target_rows(wide, call.proposals), codec.encode_target_rows(wide)
+    assert len(whole) - len(data) > 4 * len(wide.rows.token_ids)
+    assert same_arrays(codec.decode_target_rows(data, call.proposals), wide)
+    assert same_arrays(codec.decode_target_rows(whole, call.proposals), wide)
+    with pytest.raises(InvalidRows, match="row_splits is missing"):
+        codec.decode_target_rows(data)
+    narrow = table_verifier().verify(call)
+    assert same_arrays(
+        codec.decode_target_rows(codec.encode_target_rows(narrow, call.proposals), call.proposals), narrow
+    )
+
+
+def test_wide_rows_on_another_support_are_sent_with_it():
+    """So that the caller finds the mistake."""
+    call = verify_call()
+    wide = table_verifier(wide=True).verify(call)
+    wrong = dataclasses.replace(wide, rows=wide.rows.head(2))
+    assert same_arrays(codec.decode_target_rows(codec.encode_target_rows(wrong, call.proposals), call.proposals), wrong)

@@ -248,12 +248,29 @@ async def test_a_prompt_of_200k_tokens(transport):
     assert same_arrays(await verifier.verify(call), table_verifier(max_model_len=300_000).verify(call))
 
 
+def dense_rows(num_rows: int) -> SparseRows:
+    return SparseRows.from_rows([(np.arange(151_936), np.full(151_936, 1 / 151_936, np.float32))] * num_rows)
+
+
 async def test_dense_rows_of_a_152k_vocabulary(transport):
     """8 positions: 4.9 MB of probabilities, more than gRPC's default limit."""
-    dense = np.full(151_936, 1 / 151_936, np.float32)
-    rows = SparseRows.from_rows([(np.arange(151_936), dense)] * 8)
+    rows = dense_rows(8)
     info = dataclasses.replace(table_verifier().info, vocab_size=151_936)
     engine = Answering(table_verifier(), with_fields(rows=rows, row_mass=np.ones(8)))
     engine.info = info
     reply = await (await transport.verifier(engine)).verify(verify_call(draft=(1,) * 7))
     assert same_arrays(reply.rows, rows)
+
+
+async def test_dense_proposals_of_a_152k_vocabulary(transport):
+    """Both ways: from a drafter, and to a verifier. Over handles they travel by reference."""
+    rows, ones = dense_rows(8), np.ones(8, np.float32)
+    block = with_fields(token_ids=np.ones(8, np.int32), proposals=rows, confidences=ones, max_probs=ones)
+    drafter, verifier = Answering(scripted_drafter(), block), Answering(table_verifier(), lambda reply: reply)
+    for engine in (drafter, verifier):
+        engine.info = dataclasses.replace(engine.info, vocab_size=151_936)
+    drafted = await (await transport.drafter(drafter)).draft(draft_call(num_draft_tokens=8))
+    assert same_arrays(drafted.proposals, rows)
+    call = dataclasses.replace(verify_call(draft=(1,) * 8), proposals=rows)
+    await (await transport.verifier(verifier)).verify(call)
+    assert same_arrays(verifier.engine.calls[0], call)

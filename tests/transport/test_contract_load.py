@@ -92,7 +92,7 @@ async def test_a_release_survives_the_cancellation_of_its_caller(transport):
     release.cancel()
     await asyncio.wait([release])
     await asyncio.sleep(0.05)  # time for a cancellation to travel, which must not take the release with it
-    assert transport.num_queued == 2
+    assert await transport.num_queued() == 2
     engine.gate.set()
     await running
     await verifier.release("another session")

@@ -70,7 +70,7 @@ async def test_the_round_loop_gives_the_same_tokens_as_on_the_engines(transport)
     assert await answer(drafter, await transport.verifier(table_verifier(num_layers=6))) == expected
 
 
-async def test_a_call_that_asks_for_what_is_not_there_is_refused(transport, monkeypatch):
+async def test_a_call_that_asks_for_what_is_not_there_is_refused(transport):
     verifier = await transport.verifier(table_verifier(num_layers=6))
     for layers in ((6,), (4, 1), (1, 1)):
         with pytest.raises(InvalidRequest, match="feature_layers must ascend within 0 … 5"):
@@ -79,6 +79,12 @@ async def test_a_call_that_asks_for_what_is_not_there_is_refused(transport, monk
         await verifier.verify(asking(12))
     with pytest.raises(InvalidRequest, match="gives no features"):
         await (await transport.verifier(table_verifier())).verify(asking())
+
+
+async def test_a_call_that_asks_for_more_than_fits_is_refused(transport, monkeypatch):
+    if transport.name == "handle":
+        pytest.skip("a replica's process has the limit as it is")
+    verifier = await transport.verifier(table_verifier(num_layers=6))
     monkeypatch.setattr(core_features, "MAX_FEATURE_BYTES", 100)
     with pytest.raises(InvalidRequest, match="ask for fewer"):
         await verifier.verify(asking())

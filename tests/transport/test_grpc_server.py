@@ -19,7 +19,7 @@ import pytest
 
 from specdiff_dist.errors import InvalidRequest, VerifierUnavailable
 from specdiff_dist.pb import roles_pb2 as pb
-from specdiff_dist.transport import codec, grpc_server
+from specdiff_dist.transport import codec, grpc_server, role_service
 from specdiff_dist.transport.channel_pool import ChannelPool
 from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
 from specdiff_dist.transport.grpc_errors import DETAIL_KEY, from_status
@@ -76,7 +76,7 @@ async def test_a_foreign_client_over_the_limit_gets_a_clear_status(server):
 
 
 async def test_a_reply_over_the_limit_is_refused_with_a_reason(server, monkeypatch):
-    monkeypatch.setattr(grpc_server, "MAX_MESSAGE_BYTES", 200)
+    monkeypatch.setattr(role_service, "MAX_MESSAGE_BYTES", 200)
     verifier = GrpcVerifier(server.address)
     with pytest.raises(InvalidRequest, match="the reply takes"):
         await verifier.verify(verify_call())
