@@ -87,7 +87,12 @@ class SparseRows:
         if num_rows == self.num_rows:
             return self
         stop = self.row_splits[num_rows]
-        return SparseRows(self.row_splits[: num_rows + 1], self.token_ids[:stop], self.probs[:stop])
+        head = SparseRows(self.row_splits[: num_rows + 1], self.token_ids[:stop], self.probs[:stop])
+        known = self.__dict__
+        for name, end in (("_row_index", stop), ("_keys", stop), ("_normalised", stop), ("_row_sums", num_rows)):
+            if name in known:  # what was computed here holds there
+                head.__dict__[name] = known[name][:end]
+        return head
 
     def without_zeros(self) -> SparseRows:
         """The same distributions without entries of probability 0."""

@@ -87,6 +87,22 @@ def test_the_head_of_all_rows_is_the_rows_themselves() -> None:
     assert rows.head(2) is rows and rows.head(1).row_sums().tolist() == [1.0]
 
 
+def test_a_head_is_the_same_whether_its_rows_were_used_before_or_not() -> None:
+    fresh, used = (rows_of({3: 0.5, 7: 0.25}, {2: 1.0, 4: 0.5}, {1: 1.0}).head(3) for _ in range(2))
+    used.normalised()
+    assert entries_of(used, np.array([3, 2, 1])) is not None
+    for num_rows in (0, 1, 2):
+        one, other = fresh.head(num_rows), used.head(num_rows)
+        np.testing.assert_array_equal(one.normalised(), other.normalised())
+        np.testing.assert_array_equal(one.row_sums(), other.row_sums())
+        np.testing.assert_array_equal(one.row_index(), other.row_index())
+        np.testing.assert_array_equal(find(one, *_all(one))[0], find(other, *_all(other))[0])
+
+
+def _all(rows: SparseRows) -> tuple[np.ndarray, np.ndarray]:
+    return rows.row_index(), rows.token_ids
+
+
 def broken(splits: list[int], ids: list[int], probs: list[float]) -> SparseRows:
     return SparseRows(np.array(splits, np.int64), np.array(ids, np.int32), np.array(probs, np.float32))
 
