@@ -1,7 +1,7 @@
 """Many requests of all kinds, many of them broken off: memory, files and threads stay flat, nothing is left behind (K26).
 
 The short versions find what grows fast. The slow ones print and bound the slopes, after as many requests as it takes
-until the verifier has met most shapes: oneDNN keeps a kernel for each of the last 1,024.
+until the verifier's kernel caches, one kernel per shape, are full.
 """
 
 from __future__ import annotations
