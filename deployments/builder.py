@@ -24,6 +24,7 @@ from specdiff_dist.quality import EXACT_TIER
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.verifiers import load_verifier
 
+KERNEL_CACHE = "256"  # shapes
 OTHER_CALLS = 64  # room beside the answers: health, models, refusals; without it they would queue behind the answers
 
 
@@ -114,5 +115,9 @@ def _model_resources(num_cpus: float, num_gpus: float, num_threads: int) -> dict
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
+        # oneDNN and torch each keep a compiled kernel per shape of a product. Batches of many sessions have so many shapes
+        # that their default of 1024 lets a replica grow for thousands of requests.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": KERNEL_CACHE,
+        "LRU_CACHE_CAPACITY": KERNEL_CACHE,
     }
     return {"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": {"env_vars": environment}}

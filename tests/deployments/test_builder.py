@@ -57,7 +57,9 @@ def test_settings_reach_the_replicas():
     }  # fmt: skip
     assert verifier.init_kwargs["grpc_host"] == "node"
     assert verifier.max_ongoing_requests == drafter.max_ongoing_requests == 7  # one lease is one ongoing request
-    assert verifier.ray_actor_options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "3"
+    environment = verifier.ray_actor_options["runtime_env"]["env_vars"]
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert int(environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == int(environment["LRU_CACHE_CAPACITY"]) < 1024
     assert drafter.ray_actor_options["num_gpus"] == 0.5
 
 
