@@ -16,9 +16,7 @@ pytestmark = pytest.mark.ray
 @pytest.fixture(scope="module")
 def service(serve_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("neighbours")
-    # Not the 8-bit drafter: its activation scale is shared by all rows of a batch, so what it proposes, and with it which
-    # text a seed means, depends on the neighbours.
-    with tiny_service(folder, serve_port, "neighbours", ingress_replicas=2, drafter_dtype="float32") as service:
+    with tiny_service(folder, serve_port, "neighbours", ingress_replicas=2) as service:
         yield service
         assert seconds_until(service.nothing_held) < 5.0  # whatever the tests did
 

@@ -148,3 +148,12 @@ def test_a_draft_vocab_selects_rows_of_the_output_matrix():
             build(torch.tensor(bad, dtype=torch.int32))
     with pytest.raises(InvalidConfig, match="draft_vocab"):
         build(torch.tensor([1.0, 2.0]))
+
+
+def test_a_row_in_8_bits_does_not_depend_on_its_neighbours():
+    generator = torch.Generator().manual_seed(0)
+    product = int8_linear(torch.randn(48, 32, generator=generator))
+    x = torch.randn(9, 32, generator=generator) * torch.logspace(-2, 2, 9)[:, None]
+    together = product(x)
+    assert all(torch.equal(product(x[i : i + 1])[0], together[i]) for i in range(9))
+    assert torch.equal(product(torch.zeros(2, 32)), torch.zeros(2, 48))
