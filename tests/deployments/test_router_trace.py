@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +20,14 @@ from tests.doubles import Direct, TableDrafter, TableVerifier, make_request, ran
 VOCAB = 12
 
 
+class PlacedAtOnce(Direct):
+    """A LeasedVerifier that never waits."""
+
+    @asynccontextmanager
+    async def placed(self, session_id: str) -> AsyncIterator[None]:
+        yield
+
+
 @pytest.fixture
 def router() -> Iterator[Any]:
     """A router's round loop over table roles: no Serve, no leases."""
@@ -26,7 +35,7 @@ def router() -> Iterator[Any]:
 
     class TableRouter(cls):
         def _verifier(self) -> Any:
-            return Direct(TableVerifier(random_table(VOCAB, order=2), VOCAB))
+            return PlacedAtOnce(TableVerifier(random_table(VOCAB, order=2), VOCAB))
 
         def _drafter(self) -> Any:
             return Direct(TableDrafter(VOCAB))
