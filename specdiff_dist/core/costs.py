@@ -91,9 +91,13 @@ class SharedCost:
     def is_known(self) -> bool:
         return self.forward.is_known
 
+    @property
+    def num_sharers(self) -> float:
+        """Calls per forward, at least 1."""
+        return max(self.sharers.mean, 1.0)
+
     def __call__(self, num_tokens: float) -> float:
-        sharers = max(self.sharers.mean, 1.0)
-        return (self.rest.mean + self.forward(sharers * num_tokens)) / sharers
+        return (self.rest.mean + self.forward(self.num_sharers * num_tokens)) / self.num_sharers
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from specdiff_dist.errors import InvalidConfig
 
 STATISTICS = ("max_prob", "sum_squares", "token_prob")
 MAX_LENGTH = 256
-PROBE_EVERY = 16  # rounds decoded plainly, in whatever sessions, between two looks at whether drafting pays again
+PROBE_EVERY = 16  # forwards decoded plainly before a first look at whether drafting pays again; doubled after each look
+PROBE_AT_LEAST_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +45,18 @@ class DraftStatistics:
 
 @dataclass(slots=True)
 class PlainRounds:
-    """How many rounds in a row were decoded plainly. Counted over sessions: short answers alone would never look again."""
+    """Rounds decoded plainly since the last look at whether drafting pays again. Counted over sessions: short answers alone
+    would never look. Where many sessions share a forward a look lengthens everybody's round, so it comes after so many
+    forwards, not rounds; and ever more rarely while it keeps finding the same."""
 
-    count: int = 0
+    since_look: int = 0
+    period: int = PROBE_EVERY
+
+    def is_time_to_look(self, num_sharers: float) -> bool:
+        if self.since_look < self.period * num_sharers - 1:
+            return False
+        self.since_look, self.period = 0, min(2 * self.period, PROBE_AT_LEAST_EVERY)
+        return True
 
 
 @dataclass(slots=True)
@@ -179,7 +189,7 @@ def learn(
         grown = length + 2 if num_accepted == num_verified else length - 1
         knowledge.additive_length = min(max(grown, 1), policy.max_length)
     if isinstance(policy, MeasuredLibraSpec):
-        knowledge.plain_rounds.count = 0 if num_verified else knowledge.plain_rounds.count + 1
+        knowledge.plain_rounds.since_look = 0 if num_verified else knowledge.plain_rounds.since_look + 1
         if num_verified:
             knowledge.calibration.observe(statistics.of(policy.statistic), num_verified, num_accepted)
 
@@ -248,7 +258,9 @@ def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
         return _num_blocks(length, block) * draft_s + verify_s[length]
 
     expected = calibration.mean(policy.max_length)
-    if best_length(expected, cost) == 0 and knowledge.plain_rounds.count % PROBE_EVERY != PROBE_EVERY - 1:
+    if best_length(expected, cost) > 0:
+        knowledge.plain_rounds.period = PROBE_EVERY
+    elif not knowledge.plain_rounds.is_time_to_look(costs.verification.num_sharers):
         return 0
     drafted = floor = 0
     while True:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specdiff_dist.core.libraspec import best_length, expected_tokens
 from specdiff_dist.core.speculation import (
+    PROBE_EVERY,
     Additive,
     ConfidenceThreshold,
     DraftStatistics,
@@ -19,6 +20,7 @@ from specdiff_dist.core.speculation import (
     LibraSpec,
     MeasuredLibraSpec,
     Off,
+    PlainRounds,
     Policy,
     Static,
     learn,
@@ -112,17 +114,34 @@ def taught(draft_s: float, verify_base_s: float, verify_per_token_s: float, acce
 
 @pytest.mark.parametrize("rounds_per_session", [100, 3])
 def test_measured_turns_off_when_drafting_loses_and_probes(rounds_per_session: int) -> None:
-    """K = 0 whenever speculation would lose; now and then it looks again, be the answers ever so short."""
+    """K = 0 whenever speculation would lose; it looks again, ever more rarely, be the answers ever so short."""
     policy = MeasuredLibraSpec(4, 12)
     shared = knowledge = taught(draft_s=0.1, verify_base_s=0.04, verify_per_token_s=0.001, acceptance=0.3)
     lengths = []
-    for index in range(100):
+    for index in range(800):
         if index % rounds_per_session == 0:
             knowledge = shared.for_session()
         length, _ = drive(policy, lambda n: statistics(np.full(n, 0.6)), knowledge)
         lengths.append(length)
         learn(policy, knowledge, statistics(np.full(length, 0.6)), length, 0)
-    assert lengths.count(0) >= 90 and 4 <= len(lengths) - lengths.count(0) <= 7
+    assert np.flatnonzero(lengths).tolist() == [15, 47, 111, 239, 495, 751]
+
+
+def test_a_look_comes_after_forwards_and_soon_again_once_drafting_has_paid() -> None:
+    rounds = PlainRounds()
+
+    def num_until_look(num_sharers: float) -> int:
+        for count in range(10_000):
+            if rounds.is_time_to_look(num_sharers):
+                return count + 1
+            rounds.since_look += 1
+        raise AssertionError("it never looks")
+
+    assert [num_until_look(8.0) for _ in range(3)] == [8 * 16, 8 * 32, 8 * 64]
+    good = taught(draft_s=0.001, verify_base_s=0.04, verify_per_token_s=0.0001)
+    good.plain_rounds.period = 256
+    assert drive(MeasuredLibraSpec(4, 12), lambda n: statistics(np.full(n, 0.6)), good)[0] > 0
+    assert good.plain_rounds.period == PROBE_EVERY
 
 
 def test_a_few_unlucky_rounds_do_not_end_drafting() -> None:
