@@ -92,6 +92,7 @@ class CausalLMVerifier(Generic[CacheT]):
         tokens = np.concatenate([call.prefix.new_token_ids, call.draft_token_ids]).astype(np.int32)
         try:
             self._model.crop(session.cache, length)
+            self._prefixes.cut(session_id, length)
             skipped = call.feature_start - call.prefix.prefix_len  # leading tokens without features
             known = self._begin_alike(call, session) if length == 0 else None
             logits, features = yield from self._forward(
@@ -129,7 +130,6 @@ class CausalLMVerifier(Generic[CacheT]):
     def _begin_alike(self, call: VerifyCall, session: SessionPrefix[CacheT]) -> FeatureArray | None:
         """Gives an empty session what another one has cached of the same tokens, all but the anchor at most; their features
         where they are asked for."""
-        self._prefixes.forget(call.prefix.session_id)
         found = self._prefixes.find(call.prefix.new_token_ids[:-1], call.feature_layers)
         if found is None:
             return None
@@ -141,10 +141,7 @@ class CausalLMVerifier(Generic[CacheT]):
     def _share(self, call: VerifyCall, session: SessionPrefix[CacheT], features: FeatureArray | None) -> None:
         committed = call.prefix.new_token_ids
         own = features[: len(committed)] if features is not None and call.feature_start == 0 else None
-        self._prefixes.add(
-            call.prefix.session_id, committed, session.cache, call.feature_layers,
-            own,
-        )  # fmt: skip
+        self._prefixes.add(call.prefix.session_id, committed, session.cache, call.feature_layers, own)
 
     def _forward(
         self,

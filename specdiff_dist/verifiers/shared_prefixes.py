@@ -80,10 +80,16 @@ class SharedPrefixes(Generic[CacheT]):
             self._by_key[key] = prefix
 
     def forget(self, session_id: str) -> None:
-        """The session's cache is about to begin with something else, or is gone."""
+        """The session's cache begins with it no longer, or is gone."""
         prefix = self._live.pop(session_id, None)
         if prefix is not None:
             self._drop(prefix)
+
+    def cut(self, session_id: str, length: int) -> None:
+        """The session's cache is cut to `length` tokens and goes on from there, perhaps with others than before."""
+        prefix = self._live.get(session_id)
+        if prefix is not None and length < len(prefix.token_ids):
+            self.forget(session_id)
 
     def end(self, session_id: str) -> None:
         """The session ends: its prefix is kept for others if nobody else has it."""

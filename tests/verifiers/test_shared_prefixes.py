@@ -125,6 +125,16 @@ def test_a_session_rebuilt_with_other_tokens_lends_nothing_wrong(model):
     same(engine.verify(call(prompt, "b")), fresh(model, call(prompt, "b")))
 
 
+def test_a_session_cut_back_into_its_prompt_lends_nothing_wrong(model):
+    engine = verifier(model)
+    first = tokens(5)
+    engine.verify(call(first, "a"))
+    other = np.concatenate([first[:40], RNG.integers(0, VOCAB_SIZE, 40).astype(np.int32)])
+    engine.verify(call(other, "a", cached=40, round_index=1))  # the same beginning, then something else
+    prompt = tokens(6)
+    same(engine.verify(call(prompt, "b")), fresh(model, call(prompt, "b")))
+
+
 def test_live_sessions_do_not_see_what_their_neighbours_add(model):
     engine = verifier(model)
     first, second = tokens(9), tokens(20)
