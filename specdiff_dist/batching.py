@@ -1,7 +1,7 @@
 """Calls whose forwards can be shared: each is a coroutine, and whoever runs several of them joins what they ask for.
 
 An engine writes a call as if it were alone: `done = yield part` instead of calling its model. `run_alone` runs one such
-call, `transport/engine_thread.py` many at once.
+call, `transport/engine_loop.py` many at once.
 """
 
 from __future__ import annotations

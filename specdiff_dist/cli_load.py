@@ -13,7 +13,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specdiff_dist.cli_options import DrafterName, Dtype, Json, Model, Threads, Tier, given, quality_of, say, stderr
+from specdiff_dist.cli_options import (
+    DrafterName,
+    Dtype,
+    Json,
+    Model,
+    NumPrompts,
+    Sets,
+    SetsFolder,
+    Threads,
+    Tier,
+    given,
+    quality_of,
+    say,
+    stderr,
+)
 from specdiff_dist.config import DEFAULT_TIER
 from specdiff_dist.errors import InvalidConfig, InvalidRequest
 
@@ -37,14 +51,9 @@ def bench_load(
     requests_per_client: Annotated[int, typer.Option(min=1, help="In a closed loop.")] = 2,
     min_requests: Annotated[int, typer.Option(min=1, help="Of a closed loop, however few its clients.")] = 8,
     num_arrivals: Annotated[int, typer.Option(min=1, help="Requests at each --rate.")] = 32,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(help="gsm8k, mt_bench, humaneval, builtin or NAME=FILE.jsonl; commas or several times."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of the task sets.", show_default="$SPECDIFF_DATA", file_okay=False)
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Of each set, spread evenly over it.")] = 32,
+    sets: Sets = None,
+    data: SetsFolder = None,
+    num_prompts: NumPrompts = 32,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, whatever EOS says.")] = 64,
     tier: Tier = None,
     quality: Annotated[

@@ -28,6 +28,14 @@ DrafterName = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or int4, of the verifier.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the models.", show_default="PyTorch's choice")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(help="gsm8k, mt_bench, humaneval, builtin or NAME=FILE.jsonl; commas or several times."),
+]
+SetsFolder = Annotated[
+    Path | None, typer.Option(help="Folder of the task sets.", show_default="$SPECDIFF_DATA", file_okay=False)
+]
+NumPrompts = Annotated[int, typer.Option(min=1, help="Of each set, spread evenly over it.")]
 Tier = Annotated[str | None, typer.Option(help="exact, high, balanced, fast or turbo.", show_default="exact")]
 
 

@@ -15,7 +15,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specdiff_dist.cli_options import Dtype, Json, Model, Threads, Tier, given, quality_of, say, stderr
+from specdiff_dist.cli_options import (
+    Dtype,
+    Json,
+    Model,
+    NumPrompts,
+    Sets,
+    SetsFolder,
+    Threads,
+    Tier,
+    given,
+    quality_of,
+    say,
+    stderr,
+)
 from specdiff_dist.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,14 +40,9 @@ if TYPE_CHECKING:
 
 
 def bench_speed(
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(help="gsm8k, mt_bench, humaneval, builtin or NAME=FILE.jsonl; commas or several times."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of the task sets.", show_default="$SPECDIFF_DATA", file_okay=False)
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Of each set, spread evenly over it.")] = 32,
+    sets: Sets = None,
+    data: SetsFolder = None,
+    num_prompts: NumPrompts = 32,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, whatever EOS says.")] = 128,
     tier: Tier = None,
     quality: Annotated[
