@@ -12,29 +12,19 @@ from specdiff_dist.batching import Steps, with_cost
 
 
 class Job:
-    """One call: a function, or steps between forwards. `future` is the caller's end; all else belongs to the thread."""
+    """One call in steps between forwards. `future` is the caller's end; all else belongs to the thread."""
 
-    def __init__(self, begin: Callable[[], Any], session_id: str | None, *, in_steps: bool) -> None:
+    def __init__(self, steps: Steps[Any, Any, Any], session_id: str | None) -> None:
+        """Without a session it waits for no other job."""
         self.session_id = session_id
         self.future: Future[Any] = Future()
         self.part: Any = None  # what it needs forwarded next
         self.is_abandoned = False  # set by the caller: nobody waits for it any more
         self.is_done = False
-        self._begin, self._in_steps = begin, in_steps
-        self._steps: Steps[Any, Any, Any] | None = None
+        self._steps = steps
         self._submitted = perf_counter()
         self._queue_s = self._busy_s = 0.0
         self._num_forwards, self._batch_size, self._batch_tokens = 0, 1, 0
-
-    @staticmethod
-    def of_function(function: Callable[[], Any], *, session_id: str | None) -> Job:
-        """A call that is run whole. Without a session it waits for none."""
-        return Job(function, session_id, in_steps=False)
-
-    @staticmethod
-    def of_steps(begin: Callable[[], Steps[Any, Any, Any]], *, session_id: str) -> Job:
-        """A batching engine's call."""
-        return Job(begin, session_id, in_steps=True)
 
     @property
     def num_tokens(self) -> int:
@@ -46,20 +36,7 @@ class Job:
             self.is_done = True
             return
         self._queue_s = perf_counter() - self._submitted
-        if self._in_steps:
-            self._steps = self._begin()
-            self._advance(lambda steps: next(steps))
-            return
-        started = perf_counter()
-        try:
-            reply = self._begin()
-        except StopIteration:  # no future takes one: the caller would wait for ever
-            self._fail(RuntimeError("the engine raised StopIteration"))
-        except BaseException as error:  # noqa: BLE001 (raised at the caller's)
-            self._fail(error)
-        else:
-            self._busy_s = perf_counter() - started
-            self._finish(reply)
+        self._advance(lambda: next(self._steps))
 
     def go_on(self, result: Any, *, forward_s: float, batch_size: int, batch_tokens: int) -> None:
         """Gives it what came of its part, and runs it to its next forward or to its end."""
@@ -67,24 +44,23 @@ class Job:
         self._num_forwards += 1
         self._batch_size = max(self._batch_size, batch_size)
         self._batch_tokens = max(self._batch_tokens, batch_tokens)
-        self._advance(lambda steps: steps.send(result))
+        self._advance(lambda: self._steps.send(result))
 
     def fail(self, error: BaseException) -> None:
         """Tells it that the forward failed."""
-        self._advance(lambda steps: steps.throw(error))
+        self._advance(lambda: self._steps.throw(error))
 
     def close_if_abandoned(self) -> bool:
         """Ends it if nobody waits for it; whether it did."""
-        if self.is_abandoned and not self.is_done and self._steps is not None:
+        if self.is_abandoned and not self.is_done:
             self._steps.close()
             self._fail(RuntimeError("nobody waits for this call"))
         return self.is_done
 
-    def _advance(self, go: Callable[[Steps[Any, Any, Any]], Any]) -> None:
-        assert self._steps is not None
+    def _advance(self, go: Callable[[], Any]) -> None:
         started = perf_counter()
         try:
-            self.part = go(self._steps)
+            self.part = go()
             self._busy_s += perf_counter() - started
         except StopIteration as finished:
             self._busy_s += perf_counter() - started
@@ -97,7 +73,7 @@ class Job:
         if reply is None:  # of a release
             self.future.set_result(None)
             return
-        if self._in_steps:
+        if self._num_forwards:
             reply = with_cost(
                 reply,
                 forward_s=self._busy_s,
@@ -113,3 +89,9 @@ class Job:
     def _fail(self, error: BaseException) -> None:
         self.is_done = True
         self.future.set_exception(error)  # where a caller was cancelled nobody looks at it
+
+
+def whole(function: Callable[[], Any]) -> Steps[Any, Any, Any]:
+    """A call that is run whole: its first step is its last."""
+    return function()
+    yield  # makes it a coroutine

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from specdiff_dist.batching import BatchingDrafter, BatchingVerifier, Steps
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, RoleError, SpecdiffError
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
-from specdiff_dist.transport.engine_job import Job
+from specdiff_dist.transport.engine_job import Job, whole
 from specdiff_dist.transport.engine_loop import EngineLoop, ForwardParts
 from specdiff_dist.types import DraftBlock, DraftCall, ResolvedToken, TargetRows, VerifyCall
 
@@ -62,21 +62,21 @@ class EngineThread:
         Raises what the engine raises of our own errors, EngineUnavailable for anything else and when the queue is full.
         """
         self._check_room()
-        return await self._outcome(Job.of_function(lambda: function(argument), session_id=session_id))
+        return await self._outcome(Job(whole(lambda: function(argument)), session_id))
 
     async def call_in_steps(
         self, steps: Callable[[ArgumentT], Steps[Any, Any, ReplyT]], argument: ArgumentT, *, session_id: str
     ) -> ReplyT:
         """As `call`, for a batching engine's call. `forward_s` are the forwards it took part in and its own work."""
         self._check_room()
-        return await self._outcome(Job.of_steps(lambda: steps(argument), session_id=session_id))
+        return await self._outcome(Job(steps(argument), session_id))
 
     async def release(self, function: Callable[[str], None], session_id: str) -> None:
         """`function(session_id)` in the thread, however long the queue is and even if the caller is cancelled meanwhile.
 
         Never raises (cancellation apart).
         """
-        job = Job.of_function(lambda: function(session_id), session_id=session_id)
+        job = Job(whole(lambda: function(session_id)), session_id)
         try:
             await self._outcome(job, is_shielded=True)
         except SpecdiffError as error:
