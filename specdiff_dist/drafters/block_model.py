@@ -26,6 +26,7 @@ from torch.nn.functional import rms_norm
 from specdiff_dist.drafters.linear import int8_linear
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.verifiers.folder import read_config
+from specdiff_dist.verifiers.kernels import BlockLayers, BlockMatrix, has_block_layers, why_no_kernels
 from specdiff_dist.verifiers.llama_layers import KVCache, LlamaLayers, LlamaShape, Weights, rope_of, rotate
 from specdiff_dist.verifiers.packed_linear import make_linear
 
@@ -121,7 +122,10 @@ class BlockModel:
 
         tensors = Weights(weights, owner="drafter", dtype=self.dtype, device=device)
         take, kv_size = tensors.take, config.num_key_value_heads * config.head_dim
-        self._layers = LlamaLayers(config, tensors, matrix, dtype=self.dtype, device=device)
+        if dtype == torch.qint8 and has_block_layers(config) and not why_no_kernels():
+            self._layers = BlockLayers(config, tensors, BlockMatrix.nearest)
+        else:
+            self._layers = LlamaLayers(config, tensors, matrix, dtype=self.dtype, device=device)
         self._mask_embedding = take("mask_embedding", hidden)
         if config.feature_layers:
             self._feature_norm = take("feature_norm.weight", config.feature_size)
@@ -156,10 +160,7 @@ class BlockModel:
         num_block = [len(part.block_ids) for part in parts]
         batch = layers.place([part.cache for part in parts], [len(part.causal_ids) for part in parts], num_block)
         x = self._embed(torch.cat([ids for part in parts for ids in (part.causal_ids, part.block_ids)]))
-        last = len(layers) - 1
-        for index in range(len(layers)):
-            # Of the last layer's causal rows only the keys and values are ever looked at.
-            x = layers.run(index, batch, x, block_only=index == last and all(num_block))
+        x, _ = layers.forward(batch, x, block_only=all(num_block))
         batch.commit()
         hidden = x if len(x) == sum(num_block) else batch.block_rows(x)
         return list(layers.final_norm(hidden).split(num_block))

@@ -7,12 +7,20 @@ import warnings
 import torch
 from torch import Tensor
 
+from specdiff_dist.verifiers.kernels import BLOCK, BlockMatrix, why_no_kernels
 from specdiff_dist.verifiers.packed_linear import Linear
 
 
 def int8_linear(weight: Tensor) -> Linear:
-    """As `make_linear`, float32 in and out, with the weight as int8 per output row and activations quantised on the fly
-    (CPU only; a quarter of the memory traffic, which is what a draft step costs).
+    """As `make_linear`, float32 in and out, with the weight in 8 bits (CPU only; a quarter of the memory traffic, which is
+    what a draft step costs): in blocks that our kernels multiply, or where those do not run, by torch's operator."""
+    if weight.shape[1] % BLOCK == 0 and not why_no_kernels():
+        return BlockMatrix.nearest(weight)
+    return torch_int8_linear(weight)
+
+
+def torch_int8_linear(weight: Tensor) -> Linear:
+    """As `make_linear`, float32 in and out, with the weight as int8 per output row and activations quantised on the fly.
 
     The operator has one activation scale for all rows of a call. So every row is brought to a largest magnitude of 1 first,
     and one more row of ±1 keeps the scale where it is: a row's result then does not depend on its neighbours, and a seeded
@@ -39,9 +47,11 @@ def int8_linear(weight: Tensor) -> Linear:
 
 
 def has_int8() -> bool:
-    """Whether this build of torch runs `int8_linear` on this CPU."""
+    """Whether `int8_linear` runs on this CPU."""
+    if not why_no_kernels():
+        return True
     try:
-        int8_linear(torch.ones(8, 8))(torch.ones(1, 8))
+        torch_int8_linear(torch.ones(8, 8))(torch.ones(1, 8))
     except (RuntimeError, AttributeError):
         return False
     return True

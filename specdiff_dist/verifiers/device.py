@@ -6,7 +6,7 @@ import torch
 
 from specdiff_dist.errors import InvalidConfig
 
-INT4 = "int4"  # matrices in the 4-bit blocks they are stored in (block_linear.py)
+INT4 = "int4"  # matrices in the 4-bit blocks they are stored in (kernels/)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of verifiers
 
 

@@ -6,6 +6,7 @@ matrices laid out for 2 … 17 rows at a time, which is what speculation asks of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
-from specdiff_dist.verifiers.block_linear import block_linear, has_block_product, is_in_blocks
 from specdiff_dist.verifiers.device import INT4, pick_device, pick_dtype
 from specdiff_dist.verifiers.folder import read_config, read_tensors, real_vocab_size
 from specdiff_dist.verifiers.forward import Forwarded, ForwardPart
+from specdiff_dist.verifiers.kernels import BlockLayers, BlockMatrix, has_block_layers, is_in_blocks, why_no_kernels
 from specdiff_dist.verifiers.llama_layers import KVCache, LlamaLayers, LlamaShape, Weights, rope_of
 from specdiff_dist.verifiers.packed_linear import make_linear
+
+log = logging.getLogger(__name__)
 
 
 def plain_llama(raw: dict[str, Any]) -> LlamaShape | None:
@@ -74,11 +77,14 @@ class LlamaForward:
         self.vocab_size = min(vocab_size or shape.vocab_size, shape.vocab_size)
         self.max_model_len = shape.max_position_embeddings
         self.dtype = INT4 if in_blocks else str(dtype).removeprefix("torch.")
-        matrix = block_linear if in_blocks else make_linear
+        matrix = BlockMatrix.exact if in_blocks else make_linear
         self.num_layers, self.hidden_size = shape.num_hidden_layers, shape.hidden_size
         self._device, self.device_type = device, device.type
         tensors = Weights(weights, owner="the verifier's", dtype=dtype, device=device)
-        self._layers = LlamaLayers(shape, tensors, matrix, dtype=dtype, device=device)
+        if in_blocks and has_block_layers(shape):
+            self._layers = BlockLayers(shape, tensors, BlockMatrix.exact)
+        else:
+            self._layers = LlamaLayers(shape, tensors, matrix, dtype=dtype, device=device)
         self._embedding = tensors.take("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
         is_tied = "lm_head.weight" not in weights
         output = self._embedding if is_tied else tensors.take("lm_head.weight", shape.vocab_size, shape.hidden_size)
@@ -87,12 +93,11 @@ class LlamaForward:
     @staticmethod
     def load(folder: Path, shape: LlamaShape, *, dtype: str = "auto", device: str = "auto") -> LlamaForward:
         """Loads a transformers folder. dtype: float32, bfloat16, int4, or auto: int4 on a CPU if the weights are 4-bit
-        blocks (block_linear.py), else bfloat16. Raises InvalidConfig on another dtype, ModelUnavailable when the folder's
+        blocks (kernels/), else bfloat16. Raises InvalidConfig on another dtype, ModelUnavailable when the folder's
         weights cannot be read or are not those of its config."""
         where = pick_device(device)
-        may_be_int4 = dtype == "auto" and has_block_product(where)
-        if dtype == INT4 and not has_block_product(where):
-            raise InvalidConfig(f"int4 needs an x86 CPU with AVX2, not {where}; use bfloat16")
+        if dtype == INT4 and (missing := _why_no_int4(where)):
+            raise InvalidConfig(f"int4 needs our CPU kernels: {missing}; or use bfloat16")
         torch_dtype = torch.float32 if dtype == INT4 else pick_dtype(dtype)
         weights = read_tensors(folder)
         if read_config(folder).get("tie_word_embeddings"):
@@ -100,7 +105,7 @@ class LlamaForward:
         elif "lm_head.weight" not in weights:
             raise ModelUnavailable(f"{folder} has no lm_head.weight, and its config does not tie it to the embedding")
         vocab_size = real_vocab_size(folder)
-        if dtype == INT4 or (may_be_int4 and _looks_like_blocks(weights)):
+        if dtype == INT4 or (dtype == "auto" and _may_be_int4(where, weights)):
             try:
                 return LlamaForward(
                     shape, weights, dtype=torch.float32, device=where, vocab_size=vocab_size, in_blocks=True
@@ -128,12 +133,7 @@ class LlamaForward:
         batch = layers.place([part.cache for part in parts], [part.num_tokens for part in parts], [0] * len(parts))
         ids = np.concatenate([part.token_ids for part in parts]).astype(np.int64)
         x = self._embedding[torch.from_numpy(ids).to(self._device)]
-        wanted = {layer for part in parts for layer in part.feature_layers}
-        hidden: dict[int, Tensor] = {}
-        for index in range(len(layers)):
-            x = layers.run(index, batch, x)
-            if index in wanted:
-                hidden[index] = x
+        x, hidden = layers.forward(batch, x, wanted={layer for part in parts for layer in part.feature_layers})
         batch.commit()
 
         ends = [span.first + span.num_rows for span in batch.spans]
@@ -146,10 +146,19 @@ class LlamaForward:
         ]
 
 
-def _looks_like_blocks(weights: dict[str, Tensor]) -> bool:
+def _why_no_int4(device: torch.device) -> str | None:
+    return why_no_kernels() if device.type == "cpu" else f"they do not run on {device}"
+
+
+def _may_be_int4(device: torch.device, weights: dict[str, Tensor]) -> bool:
     """By one matrix: looking at all of them takes a second."""
     one = weights.get("model.layers.0.self_attn.q_proj.weight")
-    return one is not None and one.dtype == torch.float32 and is_in_blocks(one)
+    if device.type != "cpu" or one is None or one.dtype != torch.float32 or not is_in_blocks(one):
+        return False
+    if missing := why_no_kernels():
+        log.warning("the verifier runs in bfloat16, several times slower than in its own 4-bit blocks: %s", missing)
+        return False
+    return True
 
 
 def _side_by_side(hidden: dict[int, Tensor], layers: tuple[int, ...], rows: slice) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +65,15 @@ class KVCache:
 
     def reserve(self, length: int) -> None:
         """Makes room for `length` tokens."""
-        capacity = self.keys.shape[2]
+        capacity = self.capacity
         if length > capacity:
             capacity = max(length, capacity + capacity // 2, _FEWEST)
             self.keys, self.values = self._grown(self.keys, capacity), self._grown(self.values, capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for."""
+        return self.keys.shape[2]
 
     def crop(self, length: int) -> None:
         """Forgets all but the first `length` tokens."""
@@ -95,11 +100,20 @@ class Span:
     first: int  # row of the batch
     num_causal: int
     num_block: int
-    mask: Tensor | None
 
     @property
     def num_rows(self) -> int:
         return self.num_causal + self.num_block
+
+    @property
+    def end(self) -> int:
+        """Tokens of the cache with these."""
+        return self.cache.length + self.num_rows
+
+    @property
+    def block(self) -> slice:
+        """The block's rows of the batch."""
+        return slice(self.first + self.num_causal, self.first + self.num_rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,11 +122,10 @@ class Batch:
     to another one's length."""
 
     spans: list[Span]
-    rotary: tuple[Tensor, Tensor]
 
     def block_rows(self, x: Tensor) -> Tensor:
         """The rows of x [n, …] that belong to blocks."""
-        rows = [x[span.first + span.num_causal : span.first + span.num_rows] for span in self.spans]
+        rows = [x[span.block] for span in self.spans]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def commit(self) -> None:
@@ -164,12 +177,25 @@ class LlamaLayers:
         at = 0
         for cache, causal, block in zip(caches, num_causal, num_block, strict=True):
             cache.reserve(cache.length + causal + block)
-            spans.append(Span(cache, at, causal, block, self._mask(cache.length, causal, block)))
+            spans.append(Span(cache, at, causal, block))
             at += causal + block
-        rotary = [self.rotary(span.cache.length, span.cache.length + span.num_rows) for span in spans]
-        if len(rotary) == 1:
-            return Batch(spans, rotary[0])
-        return Batch(spans, (torch.cat([cos for cos, _ in rotary]), torch.cat([sin for _, sin in rotary])))
+        return Batch(spans)
+
+    def forward(
+        self, batch: Batch, x: Tensor, *, wanted: Collection[int] = (), block_only: bool = False
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """All layers over the batch's rows x [n, H], whose keys and values go into the caches (move their lengths by
+        `batch.commit`). Returns the outputs of all rows, or of the blocks' rows alone (then every span has a block), and
+        those [n, H] of the `wanted` layers."""
+        rotary = [self.rotary(span.cache.length, span.end) for span in batch.spans]
+        turns = torch.cat([cos for cos, _ in rotary]), torch.cat([sin for _, sin in rotary])
+        masks = [self._mask(span.cache.length, span.num_causal, span.num_block) for span in batch.spans]
+        hidden: dict[int, Tensor] = {}
+        for index in range(len(self)):
+            x = self._run(index, batch, x, turns, masks, block_only and index == len(self) - 1)
+            if index in wanted:
+                hidden[index] = x
+        return x, hidden
 
     def rotary(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions start … end-1, for `rotate`; each [n, 1, head_dim]."""
@@ -188,11 +214,18 @@ class LlamaLayers:
         hidden = torch.cat([hidden, hidden.new_zeros(num_block, end)])
         return hidden.repeat_interleave(group, 0)
 
-    def run(self, index: int, batch: Batch, x: Tensor, *, block_only: bool = False) -> Tensor:
-        """Layer `index` over the batch's rows x [n, H], whose keys and values go into the caches; the outputs of all rows,
-        or of the blocks' rows alone (then every span has a block)."""
+    def _run(
+        self,
+        index: int,
+        batch: Batch,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor],
+        masks: Sequence[Tensor | None],
+        block_only: bool,
+    ) -> Tensor:
         layer = self._layers[index]
-        attended = self._attend(layer, index, batch, self.normed_for(index, x), block_only)
+        attended = self._attend(layer, index, batch, self.normed_for(index, x), turns, masks, block_only)
+        # Of the last layer's causal rows only the keys and values are ever looked at.
         x = (batch.block_rows(x) if block_only else x) + attended
         gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
         return x + layer.down(silu(gate).mul_(up))
@@ -204,16 +237,24 @@ class LlamaLayers:
     def final_norm(self, x: Tensor) -> Tensor:
         return self._normed(x, self._final_norm)
 
-    def _attend(self, layer: _Layer, index: int, batch: Batch, x: Tensor, block_only: bool) -> Tensor:
+    def _attend(
+        self,
+        layer: _Layer,
+        index: int,
+        batch: Batch,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor],
+        masks: Sequence[Tensor | None],
+        block_only: bool,
+    ) -> Tensor:
         shape = self._shape
         kv_heads, group = shape.num_key_value_heads, shape.num_attention_heads // shape.num_key_value_heads
         qkv = layer.qkv(x).view(len(x), -1, shape.head_dim)
-        rotated = rotate(qkv[:, : (group + 1) * kv_heads], *batch.rotary)
+        rotated = rotate(qkv[:, : (group + 1) * kv_heads], *turns)
         values = qkv[:, (group + 1) * kv_heads :]
         attended: list[Tensor] = []
-        for span in batch.spans:
-            cache, rows = span.cache, slice(span.first, span.first + span.num_rows)
-            end = cache.length + span.num_rows
+        for span, mask in zip(batch.spans, masks, strict=True):
+            cache, rows, end = span.cache, slice(span.first, span.first + span.num_rows), span.end
             cache.keys[index, :, cache.length : end] = rotated[rows, group * kv_heads :].transpose(0, 1)
             cache.values[index, :, cache.length : end] = values[rows].transpose(0, 1)
             # Query heads that share a key head become further query rows: one attention per key head, nothing repeated.
@@ -224,7 +265,7 @@ class LlamaLayers:
             out = scaled_dot_product_attention(
                 query.reshape(1, kv_heads, num_queries * group, shape.head_dim),
                 cache.keys[None, index, :, :end], cache.values[None, index, :, :end],
-                attn_mask=None if skipped else span.mask,
+                attn_mask=None if skipped else mask,
             )  # fmt: skip
             attended.append(out.view(kv_heads, num_queries, -1).transpose(0, 1).reshape(num_queries, -1))
         return layer.attention_output(attended[0] if len(attended) == 1 else torch.cat(attended))

@@ -7,11 +7,11 @@ from safetensors.torch import load_file, save_file
 
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.verifiers import load_forward, load_verifier
-from specdiff_dist.verifiers.block_linear import block_linear, has_block_product, is_in_blocks
 from specdiff_dist.verifiers.forward import ForwardPart, forward_one
+from specdiff_dist.verifiers.kernels import BlockMatrix, is_in_blocks, why_no_kernels
 from tests.tiny_models import save_verifier, tiny_llama
 
-pytestmark = pytest.mark.skipif(not has_block_product(torch.device("cpu")), reason="no 4-bit product on this CPU")
+pytestmark = pytest.mark.skipif(bool(why_no_kernels()), reason=f"no kernels here: {why_no_kernels()}")
 
 
 def four_bits(out: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -40,14 +40,14 @@ def test_the_product_is_the_matrix_product(make, num_rows, out):
     weight = make(out, 96)
     x = torch.randn(num_rows, 96, generator=torch.Generator().manual_seed(1))
     exact = x.double() @ weight.double().T
-    error = (block_linear(weight)(x) - exact).abs().max() / exact.abs().max()
+    error = (BlockMatrix.exact(weight)(x) - exact).abs().max() / exact.abs().max()
     half_error = (x.bfloat16() @ weight.bfloat16().T - exact).abs().max() / exact.abs().max()
     assert error < max(2 * half_error, 0.01)
 
 
 @pytest.mark.parametrize("make", [four_bits, eight_bits])
 def test_a_rows_result_does_not_depend_on_its_neighbours(make):
-    product, x = block_linear(make(64, 96)), torch.randn(17, 96, generator=torch.Generator().manual_seed(1))
+    product, x = BlockMatrix.exact(make(64, 96)), torch.randn(17, 96, generator=torch.Generator().manual_seed(1))
     together = product(x)
     assert all(torch.equal(product(x[i : i + 1])[0], together[i]) for i in range(17))
 
@@ -58,13 +58,13 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(make):
 def test_other_matrices_are_not_taken(weight):
     assert not is_in_blocks(weight)
     with pytest.raises(InvalidConfig, match="Q4_1"):
-        block_linear(weight)
+        BlockMatrix.exact(weight)
 
 
 def test_blocks_of_one_number_are_blocks():
     weight = torch.zeros(32, 64)
     assert is_in_blocks(weight)
-    assert torch.equal(block_linear(weight)(torch.ones(2, 64)), torch.zeros(2, 32))
+    assert torch.equal(BlockMatrix.exact(weight)(torch.ones(2, 64)), torch.zeros(2, 32))
 
 
 @pytest.fixture
