@@ -86,14 +86,18 @@ class BlockLayers(LlamaLayers):
                 _address(cos), _address(sin), _address(x), _address(scratch), longest, num_threads,
             )  # fmt: skip
             first = index + 1
+            if is_last and kept is not None:
+                x = x[: len(kept)]
             if index in wanted:
                 hidden[index] = x.clone()
-        return (x if kept is None else x[: len(kept)]), hidden
+        return x, hidden
 
     def _caches(self, batch: Batch, layer: int) -> ctypes.Array[_CacheStruct]:
         return (_CacheStruct * len(batch.spans))(
             *(
-                _CacheStruct(span.cache.keys[layer].data_ptr(), span.cache.values[layer].data_ptr(), span.cache.capacity)
+                _CacheStruct(
+                    span.cache.keys[layer].data_ptr(), span.cache.values[layer].data_ptr(), span.cache.capacity
+                )
                 for span in batch.spans
             )
         )

@@ -52,7 +52,9 @@ class BlockMatrix:
         """The matrix itself. weight: float32 [out, in]. Raises InvalidConfig unless it is made of such blocks."""
         blocks = _nibbles(weight) or _bytes(weight)
         if blocks is None:
-            raise InvalidConfig("int4 runs weights that are stored in 4-bit blocks (GGUF Q4_1); use bfloat16 for others")
+            raise InvalidConfig(
+                "int4 runs weights that are stored in 4-bit blocks (GGUF Q4_1); use bfloat16 for others"
+            )
         return BlockMatrix(blocks)
 
     @staticmethod
