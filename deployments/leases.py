@@ -75,7 +75,9 @@ class Lease(Generic[ClientT]):
         self._session_id = session_id
         self._stream = stream
         self._answered = answered
+        self._callers: dict[asyncio.Task[Any], bool] = {}  # in a call right now; whether it is interrupted
         self._ended = asyncio.create_task(self._until_end())
+        self._ended.add_done_callback(self._interrupt)
 
     async def _until_end(self) -> None:
         try:
@@ -86,16 +88,29 @@ class Lease(Generic[ClientT]):
 
     async def call(self, work: Coroutine[Any, Any, ReplyT]) -> ReplyT:
         """The result of `work`, a call of `client`. Raises LeaseLost as soon as the lease ends."""
-        task = asyncio.ensure_future(work)
+        caller = asyncio.current_task()
+        assert caller is not None, "calls are made in tasks"
+        if self._ended.done():
+            work.close()
+            raise LeaseLost("the replica went away before the call")
+        num_cancels = caller.cancelling()
+        self._callers[caller] = False
         try:
-            await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise LeaseLost("the replica went away during the call")
-            reply = task.result()
-            self._answered()
-            return reply
+            reply = await work
+        except asyncio.CancelledError:
+            # As asyncio.timeout does it, without a task of its own for every call: ours or somebody else's cancel?
+            if self._callers[caller] and caller.uncancel() <= num_cancels:
+                raise LeaseLost("the replica went away during the call") from None
+            raise
         finally:
-            task.cancel()
+            del self._callers[caller]
+        self._answered()
+        return reply
+
+    def _interrupt(self, _: asyncio.Task[None]) -> None:
+        for caller in self._callers:
+            self._callers[caller] = True
+            caller.cancel()
 
     async def close(self, *, is_lost: bool) -> None:
         """Gives the place back: the replica frees the session's cache.

@@ -109,10 +109,10 @@ async def _serve(pair: SyntheticPair) -> None:
     async def release(request: bytes) -> bytes:
         return b""
 
-    drafter, drafter_port = await start_service(
+    drafter, drafter_streams, drafter_port = await start_service(
         "Drafter", {"Info": drafter_info, "Draft": draft, "Release": release}, HOST, 0
     )
-    verifier, verifier_port = await start_service(
+    verifier, verifier_streams, verifier_port = await start_service(
         "Verifier", {"Info": verifier_info, "Verify": verify, "Release": release}, HOST, 0
     )
     print(json.dumps([join_address(HOST, drafter_port), join_address(HOST, verifier_port)]), flush=True)
@@ -121,6 +121,8 @@ async def _serve(pair: SyntheticPair) -> None:
     while line := await lines.get():
         clock.latencies = Latencies(**json.loads(line))
         print("{}", flush=True)
+    for streams in (drafter_streams, verifier_streams):
+        streams.close()
     await drafter.stop(None)
     await verifier.stop(None)
 

@@ -321,3 +321,37 @@ class ErrorDetail(_message.Message):
     cached_len: int
     param: str
     def __init__(self, kind: _Optional[_Union[ErrorDetail.Kind, str]] = ..., message: _Optional[str] = ..., cached_len: _Optional[int] = ..., param: _Optional[str] = ...) -> None: ...
+
+class CallFrames(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[CallFrame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[CallFrame, _Mapping]]] = ...) -> None: ...
+
+class CallFrame(_message.Message):
+    __slots__ = ("call_id", "method", "request", "is_cancelled")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    IS_CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    method: str
+    request: bytes
+    is_cancelled: bool
+    def __init__(self, call_id: _Optional[int] = ..., method: _Optional[str] = ..., request: _Optional[bytes] = ..., is_cancelled: _Optional[bool] = ...) -> None: ...
+
+class ReplyFrames(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[ReplyFrame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[ReplyFrame, _Mapping]]] = ...) -> None: ...
+
+class ReplyFrame(_message.Message):
+    __slots__ = ("call_id", "reply", "error")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    reply: bytes
+    error: ErrorDetail
+    def __init__(self, call_id: _Optional[int] = ..., reply: _Optional[bytes] = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ...) -> None: ...

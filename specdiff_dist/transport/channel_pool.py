@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import grpc
 
+from specdiff_dist.transport.call_stream import CallStream
 from specdiff_dist.transport.grpc_options import KEEPALIVE_S, channel_options
 
 DEFAULT_MAX_IDLE = 32
@@ -23,6 +24,7 @@ class ChannelPool:
         self._keepalive_s = keepalive_s
         self._held: dict[str, tuple[grpc.aio.Channel, int]] = {}  # with the number of holders
         self._idle: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._streams: dict[str, dict[str, CallStream]] = {}  # of open channels, by address and service
 
     def __len__(self) -> int:
         """Open channels."""
@@ -36,6 +38,13 @@ class ChannelPool:
         self._held[address] = (channel, num_holders + 1)
         return channel
 
+    def stream(self, address: str, service: str) -> CallStream:
+        """The stream of everybody's calls to a service (its full name) at an address that is held."""
+        streams = self._streams.setdefault(address, {})
+        if service not in streams:
+            streams[service] = CallStream(self._held[address][0], service)
+        return streams[service]
+
     async def drop(self, address: str) -> None:
         """Ends one hold. After `close` there is nothing to end."""
         channel, num_holders = self._held.pop(address, (None, 0))
@@ -46,16 +55,21 @@ class ChannelPool:
             return
         self._idle[address] = channel
         while len(self._idle) > self._max_idle:
-            _, oldest = self._idle.popitem(last=False)
-            await oldest.close()
+            address, oldest = self._idle.popitem(last=False)
+            await self._close(address, oldest)
 
     async def close(self) -> None:
         """Closes every channel; calls in flight fail."""
-        channels = [channel for channel, _ in self._held.values()] + list(self._idle.values())
+        channels = {address: channel for address, (channel, _) in self._held.items()} | dict(self._idle)
         self._held.clear()
         self._idle.clear()
-        for channel in channels:
-            await channel.close()
+        for address, channel in channels.items():
+            await self._close(address, channel)
+
+    async def _close(self, address: str, channel: grpc.aio.Channel) -> None:
+        for stream in self._streams.pop(address, {}).values():
+            await stream.close()
+        await channel.close()
 
     def _open(self, address: str) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=channel_options(self._keepalive_s))

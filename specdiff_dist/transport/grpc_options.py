@@ -7,9 +7,10 @@ from specdiff_dist.transport.role_service import MAX_MESSAGE_BYTES
 KEEPALIVE_S = 10.0  # a client pings a silent connection this often, and gives it up when a ping stays unanswered
 KEEPALIVE_TIMEOUT_S = 10.0
 
+_FRAME_BYTES = 1024  # around a message that travels as a frame of a stream
 _SIZE_OPTIONS = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + _FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + _FRAME_BYTES),
 ]
 
 SERVER_OPTIONS: list[tuple[str, int]] = [

@@ -16,16 +16,19 @@ from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED
 from specdiff_dist.transport.grpc_errors import DETAIL_KEY, to_status
 from specdiff_dist.transport.grpc_options import SERVER_OPTIONS, join_address
 from specdiff_dist.transport.role_service import Handler, RoleService, answer, drafter_service, verifier_service
+from specdiff_dist.transport.stream_server import StreamServer
 
 
 class RoleServer:
     """A running server. Belongs to the event loop it was started in."""
 
-    def __init__(self, service: RoleService, server: grpc.aio.Server, host: str, port: int) -> None:
+    def __init__(
+        self, service: RoleService, server: grpc.aio.Server, streams: StreamServer, host: str, port: int
+    ) -> None:
         self.engine = service.engine
         self.port = port
         self.address = join_address(host, port)
-        self._server = server
+        self._server, self._streams = server, streams
         self._service = service
 
     @property
@@ -39,6 +42,7 @@ class RoleServer:
 
     async def stop(self, grace: float | None = 5.0) -> None:
         """Refuses new calls, lets running ones end for `grace` seconds, then cuts them off. Safe to call again."""
+        self._streams.close()
         await self._server.stop(grace)
         self._service.close()
 
@@ -59,25 +63,28 @@ async def start_verifier_server(
 
 async def start_server(role: str, service: RoleService, host: str, port: int) -> RoleServer:
     """Serves the methods of `service`, a Drafter's or a Verifier's. Raises OSError when the port cannot be bound."""
-    server, bound = await start_service(role, service.handlers, host, port)
-    return RoleServer(service, server, host, bound)
+    server, streams, bound = await start_service(role, service.handlers, host, port)
+    return RoleServer(service, server, streams, host, bound)
 
 
 async def start_service(
     service: str, handlers: Mapping[str, Handler], host: str, port: int
-) -> tuple[grpc.aio.Server, int]:
-    """Serves the methods of `service` by name, whatever stands behind them. Returns the server and the port it got; port 0
-    takes any free one. Raises OSError when the port cannot be bound."""
+) -> tuple[grpc.aio.Server, StreamServer, int]:
+    """Serves the methods of `service` by name, whatever stands behind them. Returns the server, its streams (to be closed
+    before it is stopped) and the port it got; port 0 takes any free one. Raises OSError when the port cannot be bound."""
     full_name = pb.DESCRIPTOR.services_by_name[service].full_name
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server, streams = grpc.aio.server(options=SERVER_OPTIONS), StreamServer(handlers)
     server.add_generic_rpc_handlers(
         [
             grpc.method_handlers_generic_handler(
                 full_name,
                 # Without (de)serialisers gRPC hands us bytes: only then is a malformed message ours to answer.
                 {
-                    method: grpc.unary_unary_rpc_method_handler(_answering(handler))
-                    for method, handler in handlers.items()
+                    **{
+                        method: grpc.unary_unary_rpc_method_handler(_answering(handler))
+                        for method, handler in handlers.items()
+                    },
+                    "Calls": grpc.stream_stream_rpc_method_handler(streams.serve),
                 },
             )
         ]
@@ -87,7 +94,7 @@ async def start_service(
     except RuntimeError as error:
         raise OSError(f"cannot listen on {join_address(host, port)}; is the port taken?") from error
     await server.start()
-    return server, bound
+    return server, streams, bound
 
 
 def _answering(handler: Handler) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]:

@@ -58,7 +58,10 @@ def test_package_and_services():
     methods = {
         name: [m.name for m in service.methods] for name, service in roles_pb2.DESCRIPTOR.services_by_name.items()
     }
-    assert methods == {"Drafter": ["Info", "Draft", "Release"], "Verifier": ["Info", "Verify", "Resolve", "Release"]}
+    assert methods == {
+        "Drafter": ["Info", "Draft", "Release", "Calls"],
+        "Verifier": ["Info", "Verify", "Resolve", "Release", "Calls"],
+    }
 
 
 DECLARATION = re.compile(r"^\s*(message|enum|service|rpc|(repeated |optional )?[\w.]+ \w+ = \d+;|[A-Z_0-9]+ = \d+;)")
