@@ -13,6 +13,7 @@ from ray.serve import Application
 
 from deployments.drafter import Drafter
 from deployments.ingress import Ingress
+from deployments.kv_space import KVSpace
 from deployments.lease_router import LeaseRouter
 from deployments.router import Router
 from deployments.settings import AppSettings
@@ -40,9 +41,10 @@ def app(args: AppSettings) -> Application:
     ).bind(
         partial(
             load_verifier, args.model, dtype=args.dtype, device=args.device, num_threads=args.verifier_num_threads,
-            max_model_len=args.max_model_len, max_sessions=args.max_sessions,
+            max_model_len=args.max_model_len, max_sessions=args.max_sessions, max_shared_tokens=args.shared_prefix_tokens,
         ),
         **_endpoint_options(args),
+        kv_space=KVSpace(args.kv_cache_tokens, 0.4, args.shared_prefix_tokens),
     )  # fmt: skip
     drafter = None
     if args.has_drafter:
@@ -53,9 +55,10 @@ def app(args: AppSettings) -> Application:
         ).bind(
             partial(
                 load_drafter, args.drafter, verifier=args.model, dtype=args.drafter_dtype, device=args.device,
-                num_threads=args.drafter_num_threads, max_sessions=args.max_sessions,
+                num_threads=args.drafter_num_threads, max_sessions=args.max_sessions, verifier_dtype=args.dtype,
             ),
             **_endpoint_options(args),
+            kv_space=KVSpace(args.kv_cache_tokens, 0.1),
         )  # fmt: skip
     router = Router.options(
         num_replicas=args.router_replicas,
@@ -108,12 +111,14 @@ def _model_resources(num_cpus: float, num_gpus: float, num_threads: int) -> dict
     """Ray options of both roles.
 
     Drafting and verifying of one session alternate, so both may use all cores as long as idle threads sleep instead
-    of spinning: hence the wait policies. Ray would otherwise set OMP_NUM_THREADS from num_cpus.
+    of spinning: hence the wait policies. But a forward has hundreds of places where threads wait for each other for some
+    microseconds, and falling asleep there doubles its time: so they spin a little (some 50 µs) first. Ray would otherwise
+    set OMP_NUM_THREADS from num_cpus.
     """
     environment = {
         "OMP_NUM_THREADS": str(num_threads),
         "OMP_WAIT_POLICY": "passive",
-        "GOMP_SPINCOUNT": "0",
+        "GOMP_SPINCOUNT": "4000",
         "KMP_BLOCKTIME": "0",
         # oneDNN and torch each keep a compiled kernel per shape of a product. Batches of many sessions have so many shapes
         # that their default of 1024 lets a replica grow for thousands of requests.

@@ -9,6 +9,7 @@ from ray.actor import ActorHandle
 
 from deployments.busy import BusyInterval
 from deployments.endpoints import open_endpoint
+from deployments.kv_space import KVSpace
 from deployments.replica import GuardedDrafter, OpenLeases, Replica
 from deployments.settings import Transport
 from specdiff_dist.roles import DrafterEngine
@@ -28,16 +29,20 @@ class Drafter:
         grpc_host: str,
         max_sessions: int,
         max_call_s: float,
+        kv_space: KVSpace = KVSpace(),
     ) -> None:
-        leases = OpenLeases(max_sessions)
-        engine = GuardedDrafter(load(), leases)
+        loaded = load()
+        leases = OpenLeases(max_sessions, kv_space.num_tokens(loaded))
+        engine = GuardedDrafter(loaded, leases)
         self._endpoint = await open_endpoint("Drafter", drafter_service(engine), transport, grpc_host)
         self._info = engine.info
         self._replica = Replica(self._endpoint, leases, max_call_s=max_call_s)
 
-    async def lease(self, session_id: str, caller: ActorHandle | None = None) -> AsyncGenerator[bytes, None]:
+    async def lease(
+        self, session_id: str, caller: ActorHandle | None = None, num_tokens: int = 0
+    ) -> AsyncGenerator[bytes, None]:
         """See Replica.lease."""
-        return self._replica.lease(session_id, caller)
+        return self._replica.lease(session_id, caller, num_tokens)
 
     async def call(self, method: str, request: bytes) -> bytes:
         """One call of the handle transport: the packed reply."""

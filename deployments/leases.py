@@ -141,12 +141,12 @@ class Replicas(Generic[ClientT]):
         self.last_answer_s = -inf  # monotonic: when a replica last granted a lease or answered a call of this process
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def lease(self, session_id: str) -> Lease[ClientT]:
-        """Waits until a replica has room, however long; cancel it to give up."""
+    async def lease(self, session_id: str, num_tokens: int = 0) -> Lease[ClientT]:
+        """Waits until a replica has room for a session that may grow to `num_tokens`, however long; cancel it to give up."""
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                return await self._open(session_id)
+                return await self._open(session_id, num_tokens)
             except NoRoom:
                 last_s = LAST_FULL_RETRY_S
             except (RayError, RayServeException) as error:
@@ -155,8 +155,8 @@ class Replicas(Generic[ClientT]):
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, last_s)
 
-    async def _open(self, session_id: str) -> Lease[ClientT]:
-        stream = HandleStream(lambda: self._handle.lease.remote(session_id, self._caller))
+    async def _open(self, session_id: str, num_tokens: int) -> Lease[ClientT]:
+        stream = HandleStream(lambda: self._handle.lease.remote(session_id, self._caller, num_tokens))
         try:
             grant = await stream.first()
             if grant is None:
@@ -195,8 +195,11 @@ def _reachable(grant: LeaseGrant) -> str:
 class LeasedVerifier:
     """A Verifier for one session. Any trouble with its replica becomes PrefixMismatch(0) on the next one."""
 
-    def __init__(self, replicas: Replicas[RemoteVerifier], info: VerifierInfo, *, timeout_s: float) -> None:
-        self._replicas, self._info, self._timeout_s = replicas, info, timeout_s
+    def __init__(
+        self, replicas: Replicas[RemoteVerifier], info: VerifierInfo, *, timeout_s: float, num_tokens: int = 0
+    ) -> None:
+        """`num_tokens`: what the session may grow to."""
+        self._replicas, self._info, self._timeout_s, self._num_tokens = replicas, info, timeout_s, num_tokens
         self._lease: Lease[RemoteVerifier] | None = None
         self._trouble_since: float | None = None  # monotonic; set while there is some
 
@@ -248,7 +251,7 @@ class LeasedVerifier:
     async def _open(self, session_id: str) -> Lease[RemoteVerifier]:
         """Waits its turn for as long as verifiers answer the sessions before it, and `timeout_s` when none does."""
         since = monotonic() if self._trouble_since is None else self._trouble_since
-        leasing = asyncio.create_task(self._replicas.lease(session_id))
+        leasing = asyncio.create_task(self._replicas.lease(session_id, self._num_tokens))
         try:
             while not leasing.done():
                 left_s = max(since, self._replicas.last_answer_s) + self._timeout_s - monotonic()
@@ -272,8 +275,11 @@ class LeasedDrafter:
     `info` None: no drafter has ever answered; then every call raises.
     """
 
-    def __init__(self, replicas: Replicas[RemoteDrafter], info: DrafterInfo | None, *, patience_s: float) -> None:
-        self._replicas, self._info, self._patience_s = replicas, info, patience_s
+    def __init__(
+        self, replicas: Replicas[RemoteDrafter], info: DrafterInfo | None, *, patience_s: float, num_tokens: int = 0
+    ) -> None:
+        """`num_tokens`: what the session may grow to."""
+        self._replicas, self._info, self._patience_s, self._num_tokens = replicas, info, patience_s, num_tokens
         self._lease: Lease[RemoteDrafter] | None = None
         self._leasing: asyncio.Task[Lease[RemoteDrafter]] | None = None
         self._num_failures = 0  # in a row
@@ -306,7 +312,7 @@ class LeasedDrafter:
     async def _leased(self, session_id: str) -> Lease[RemoteDrafter]:
         patience_s = 0.0
         if self._leasing is None:
-            self._leasing = asyncio.create_task(self._replicas.lease(session_id))
+            self._leasing = asyncio.create_task(self._replicas.lease(session_id, self._num_tokens))
             patience_s = self._patience_s
         await asyncio.wait({self._leasing}, timeout=patience_s)
         if not self._leasing.done():
@@ -320,7 +326,7 @@ class LeasedDrafter:
     async def _lease_again(self, session_id: str) -> Lease[RemoteDrafter]:
         # A drafter that fails at every call is not asked at every round.
         await asyncio.sleep(min(FIRST_RETRY_S * 2**self._num_failures, LAST_RETRY_S))
-        return await self._replicas.lease(session_id)
+        return await self._replicas.lease(session_id, self._num_tokens)
 
     async def release(self, session_id: str) -> None:
         lease, self._lease = self._lease, None

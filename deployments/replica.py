@@ -47,6 +47,7 @@ class LeasedSession:
     """A session and its leases: it may come back before its old lease is gone."""
 
     last_used: float  # monotonic
+    num_tokens: int = 0  # that its cache may grow to
     releases: list[asyncio.Event] = field(default_factory=list)
 
 
@@ -54,8 +55,9 @@ class OpenLeases:
     """Which sessions may hold cache here, and what the model is doing. Changed in the event loop, asked in the engine's
     thread."""
 
-    def __init__(self, max_sessions: int | None = None) -> None:
-        self._max_sessions = max_sessions
+    def __init__(self, max_sessions: int | None = None, max_tokens: int | None = None) -> None:
+        """`max_tokens`: of all sessions' caches together; None: no limit."""
+        self._max_sessions, self.max_tokens = max_sessions, max_tokens
         self._sessions: dict[str, LeasedSession] = {}
         self._loop = asyncio.get_running_loop()
         self.num_calls = 0
@@ -66,13 +68,21 @@ class OpenLeases:
         return len(self._sessions)
 
     @property
-    def is_full(self) -> bool:
-        """With gRPC it never is when Serve asks: then a lease is all that Serve counts, and waits for its place there."""
-        return self._max_sessions is not None and len(self._sessions) >= self._max_sessions
+    def num_tokens(self) -> int:
+        """Reserved for the sessions that hold a lease."""
+        return sum(session.num_tokens for session in self._sessions.values())
 
-    def open(self, session_id: str) -> asyncio.Event:
+    def has_room(self, session_id: str, num_tokens: int) -> bool:
+        """For a session whose cache may grow to `num_tokens`; always for one that has its place. With gRPC Serve never asks
+        when all places are taken: then a lease is all that it counts, and waits there."""
+        if session_id in self._sessions:
+            return True
+        has_place = self._max_sessions is None or len(self._sessions) < self._max_sessions
+        return has_place and (self.max_tokens is None or self.num_tokens + num_tokens <= self.max_tokens)
+
+    def open(self, session_id: str, num_tokens: int = 0) -> asyncio.Event:
         """Opens a lease; the event is set when the session is released."""
-        session = self._sessions.setdefault(session_id, LeasedSession(monotonic()))
+        session = self._sessions.setdefault(session_id, LeasedSession(monotonic(), num_tokens))
         session.releases.append(asyncio.Event())
         return session.releases[-1]
 
@@ -238,14 +248,17 @@ class Replica:
         self._callers = CallerWatch()
         self._releases: set[asyncio.Task[None]] = set()
 
-    async def lease(self, session_id: str, caller: ActorHandle | None) -> AsyncGenerator[bytes, None]:
+    async def lease(
+        self, session_id: str, caller: ActorHandle | None, num_tokens: int = 0
+    ) -> AsyncGenerator[bytes, None]:
         """Yields one LeaseGrant, then stays open until the session is released or idle, or the caller cancels or dies.
 
-        However it ends, the session's cache is freed. Yields nothing when there is no room.
+        However it ends, the session's cache is freed. Yields nothing when there is no room. `num_tokens`: what its cache
+        may grow to is reserved now, so that a session that has begun can always go on.
         """
-        if self._leases.is_full:
+        if not self._leases.has_room(session_id, num_tokens):
             return
-        released = self._leases.open(session_id)
+        released = self._leases.open(session_id, num_tokens)
         ends = [asyncio.create_task(released.wait()), asyncio.create_task(self._callers.until_dead(caller))]
         try:
             yield self._grant
@@ -271,6 +284,8 @@ class Replica:
             "num_sessions": self._endpoint.engine.num_sessions,
             "num_leases": len(self._leases),
             "num_calls": self._leases.num_calls,
+            "kv_tokens_reserved": self._leases.num_tokens,
+            "kv_tokens_total": -1 if self._leases.max_tokens is None else self._leases.max_tokens,
         }
 
     def busy_intervals(self, since_s: float) -> list[BusyInterval]:

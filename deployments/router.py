@@ -88,11 +88,12 @@ class Router:
             detokenizer = None
             if self._tokenizer is not None:
                 detokenizer = self._tokenizer.detokenizer(call.request.prompt_token_ids)
-            verifier = self._verifier()
+            num_tokens = len(call.request.prompt_token_ids) + call.request.max_tokens
+            verifier = self._verifier(num_tokens)
             chunks = decode(
                 call.request,
                 config,
-                self._drafter(),
+                self._drafter(num_tokens),
                 verifier,
                 tier=call.tier,
                 detokenizer=detokenizer,
@@ -148,13 +149,15 @@ class Router:
             check_exact(config, self._drafter_info, greedy_draft=call.request.sampling.is_greedy)
         return config
 
-    def _verifier(self) -> LeasedVerifier:
-        return LeasedVerifier(self._verifiers, self._verifier_info, timeout_s=self._settings.lease_timeout_s)
+    def _verifier(self, num_tokens: int) -> LeasedVerifier:
+        timeout_s = self._settings.lease_timeout_s
+        return LeasedVerifier(self._verifiers, self._verifier_info, timeout_s=timeout_s, num_tokens=num_tokens)
 
-    def _drafter(self) -> LeasedDrafter | None:
+    def _drafter(self, num_tokens: int) -> LeasedDrafter | None:
         if self._drafters is None:
             return None
-        return LeasedDrafter(self._drafters, self._drafter_info, patience_s=self._settings.drafter_patience_s)
+        patience_s = self._settings.drafter_patience_s
+        return LeasedDrafter(self._drafters, self._drafter_info, patience_s=patience_s, num_tokens=num_tokens)
 
     def _ask_drafter_again(self) -> None:
         """A drafter that was away when this replica started is asked in the background."""

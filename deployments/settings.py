@@ -75,7 +75,13 @@ class AppSettings(BaseModel):
     grpc_host: str = "auto"
     """Where replicas listen. auto: 127.0.0.1 while the cluster has one machine, else the machine's address; `node`:
     always the machine's address (when machines join later); or an address. The port carries no credentials."""
+    kv_cache_tokens: Annotated[int, Field(ge=2)] | None = None
+    """Tokens, prompts and answers to come, that the sessions of a replica may cache together; a session whose answer might
+    need more room than is left waits. None: what fits into 40 % of the memory that is free at the start (a drafter: 10 %);
+    give it where several replicas share a machine."""
     max_sessions: Annotated[int, Field(ge=1, le=4096)] = 16  # per verifier or drafter replica; more wait
+    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 4096
+    """Of ended sessions' prompts that a verifier keeps for prompts beginning alike; 0: every prompt is read whole."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=100_000)] = 256
     """Answers being made at a time per ingress replica, those that wait for a verifier included; more get 503 and
     Retry-After."""

@@ -276,7 +276,7 @@ def load_pair(
         model: a known name (`specdiff models`), a local folder or a hub id.
         drafter: "combined" (copying where the text repeats, diffusion elsewhere), "diffusion", "prompt-lookup", a folder with
             weights, or None for plain decoding.
-        dtype: "auto", "float32" or "bfloat16", of the verifier.
+        dtype: "auto", "float32", "bfloat16" or "int4", of the verifier.
         drafter_dtype: also "int8", on a CPU; it changes what is drafted and how fast, never the law of the answer.
         device: "auto", "cpu", "cuda", "cuda:1" …
         num_threads: CPU threads of the models; None leaves PyTorch's choice.
@@ -293,7 +293,9 @@ def load_pair(
     drafter_engine = (
         None
         if drafter is None
-        else load_drafter(drafter, verifier=model, dtype=drafter_dtype, device=device, num_threads=num_threads)
+        else load_drafter(
+            drafter, verifier=model, dtype=drafter_dtype, device=device, num_threads=num_threads, verifier_dtype=dtype
+        )
     )
     if drafter_engine is not None:
         check_features(drafter_engine.info, verifier.info)

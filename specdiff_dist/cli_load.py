@@ -116,7 +116,8 @@ def _settings(assignments: Sequence[str], options: Mapping[str, Any], threads: i
         from deployments.settings import AppSettings
     except ImportError as error:
         raise InvalidConfig(f"{error}; run this in the checkout") from error
-    values = dict(options)
+    # The prompts come again in every run: whoever runs second would find them read.
+    values = {"shared_prefix_tokens": 0, **options}
     if threads is not None:
         values |= {"verifier_num_threads": threads, "drafter_num_threads": threads}
     for assignment in assignments:
@@ -203,7 +204,7 @@ def _setting(settings: AppSettings, plan: LoadPlan, quality: Mapping[str, Any]) 
     """Everything a number depends on."""
     names = (
         "model", "drafter", "dtype", "drafter_dtype", "verifier_num_threads", "drafter_num_threads", "verifier_replicas",
-        "drafter_replicas", "transport", "max_sessions", "max_ongoing_requests",
+        "drafter_replicas", "transport", "max_sessions", "max_ongoing_requests", "shared_prefix_tokens",
     )  # fmt: skip
     return {
         **{name: getattr(settings, name) for name in names},

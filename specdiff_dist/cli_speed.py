@@ -68,6 +68,10 @@ def bench_speed(
         list[str] | None,
         typer.Option(help="generate, plain, prompt_lookup; may be given several times.", show_default="all"),
     ] = None,
+    llama_cpp: Annotated[
+        Path | None,
+        typer.Option(help="The same model as GGUF file: llama.cpp takes part, too (needs llama-cpp-python)."),
+    ] = None,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
     threads: Threads = None,
@@ -80,7 +84,7 @@ def bench_speed(
     """Speed against transformers' generate, its prompt lookup, and our own plain decoding, in turns on every prompt."""
     from specdiff_dist.bench.contenders import loaded_pairs
     from specdiff_dist.bench.prompt_sets import read_sets
-    from specdiff_dist.bench.speed import measure, num_runs
+    from specdiff_dist.bench.speed import LLAMA_CPP, measure, num_runs
     from specdiff_dist.quality import policy_fields
 
     drafters = drafter or ["combined"]
@@ -101,6 +105,8 @@ def bench_speed(
                 opened, pairs, drafters, prompt_sets[0].prompts[0], options, through, model, dtype, baseline,
                 is_sweep=sweep,
             )  # fmt: skip
+            if llama_cpp is not None:
+                contenders = {**contenders, LLAMA_CPP: _llama_cpp(llama_cpp, prepared[0], tasks)}
         with Progress(console=stderr, transient=True) as bar:
             at = bar.add_task("measuring", total=num_runs(tasks, len(contenders)))
             found = measure(tasks, contenders, max_tokens, progress=lambda: bar.advance(at))
@@ -209,8 +215,8 @@ def _contenders(
         others[PLAIN] = LocalContender(plain, _plainly(options))
     if theirs := [name for name in (GENERATE, PROMPT_LOOKUP) if name in wanted]:
         dtype = plain.verifier.engine.info.dtype
-        # transformers has no 4-bit blocks: what they are as good as
-        transformers = baselines.TransformersModel(plain.folder.path, dtype="bfloat16" if dtype == "int4" else dtype)
+        # transformers has no such blocks; ours have float32's law
+        transformers = baselines.TransformersModel(plain.folder.path, dtype="float32" if dtype == "int4" else dtype)
         for name in theirs:
             others[name] = transformers.contender(
                 request.sampling, request.max_tokens, prompt_lookup=name == PROMPT_LOOKUP
@@ -218,6 +224,16 @@ def _contenders(
     if through == "serve":
         ours = {contender_name(drafters[0]): _served(opened, model, drafters[0], dtype, request, tier, asked)}
     return {**others, **ours}, prepared
+
+
+def _llama_cpp(path: Path, request: GenerateRequest, tasks: Mapping[str, Sequence[Task]]) -> Contender:
+    from specdiff_dist.bench.baselines import num_threads
+    from specdiff_dist.bench.llama_cpp import LlamaCppContender
+
+    context = max(len(task.token_ids) for each in tasks.values() for task in each) + request.max_tokens + 1
+    return LlamaCppContender(
+        path, request.sampling, request.max_tokens, context=context, num_threads=num_threads()["here"]
+    )
 
 
 def _plainly(options: GenerateOptions) -> GenerateOptions:
@@ -300,6 +316,7 @@ def _print(report: dict[str, Any]) -> None:
     """Tables for a person; --json has the rest."""
     columns = {
         "speedup_vs_generate": "× generate", "speedup_vs_prompt_lookup": "× prompt lookup", "speedup_vs_plain": "× plain",
+        "speedup_vs_llama_cpp": "× llama.cpp",
         "tokens_per_s": "tokens/s", "acceptance_length": "tokens/round", "mean_tv": "mean TV", "draft_ms": "draft ms",
         "verify_ms": "verify ms",
     }  # fmt: skip

@@ -69,7 +69,7 @@ def loaded_pairs(
         for name in drafters:
             drafter = None
             if name != NO_DRAFTER:
-                drafter = load_drafter(name, verifier=model, num_threads=num_threads)
+                drafter = load_drafter(name, verifier=model, num_threads=num_threads, verifier_dtype=dtype)
             pair = Pair(plain.folder, plain.tokenizer, drafter, plain.verifier.engine)
             pairs.append(opened.enter_context(pair))
         yield pairs

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdiff_dist.api import Prompt
 
 GENERATE, PLAIN, PROMPT_LOOKUP = "generate", "plain", "prompt_lookup"
+LLAMA_CPP = "llama_cpp"  # takes part where its file is given
 BASELINES = (GENERATE, PLAIN, PROMPT_LOOKUP)  # transformers', ours without a draft, transformers' with prompt lookup
 
 
@@ -154,7 +155,7 @@ def drafter_report(answers: Answers, ours: str, *, is_greedy: bool) -> dict[str,
     """The JSON of contender `ours` on one set, against the baselines among `answers`; null for one that took no part."""
     mine = answers[ours]
     report: dict[str, Any] = {}
-    for name in BASELINES:
+    for name in (*BASELINES, LLAMA_CPP):
         report[f"speedup_vs_{name}"] = speedup(mine, answers[name]) if name in answers else None
         report[f"median_speedup_vs_{name}"] = median_speedup(mine, answers[name]) if name in answers else None
     decoding = decode_tokens_per_s(mine), decode_tokens_per_s(answers.get(GENERATE, ()))
@@ -174,7 +175,7 @@ def share_equal(answers: Answers, ours: str) -> float | None:
 def set_report(answers: Answers, drafters: Mapping[str, str], *, is_greedy: bool) -> dict[str, Any]:
     """The JSON of one set. `drafters`: name -> contender; the first one's numbers stand at the top, too."""
     reports = {name: drafter_report(answers, ours, is_greedy=is_greedy) for name, ours in drafters.items()}
-    baselines = {name: baseline_report(answers[name]) for name in BASELINES if name in answers}
+    baselines = {name: baseline_report(answers[name]) for name in (*BASELINES, LLAMA_CPP) if name in answers}
     if is_greedy:
         for name in baselines.keys() - {GENERATE}:
             baselines[name]["greedy_equal"] = share_equal(answers, name)

@@ -62,6 +62,7 @@ class SharedForward:
     seconds: float
     num_tokens: int  # of all calls in it
     num_calls: int
+    queue_s: float = 0.0  # that the call waited for earlier forwards to end
 
 
 @dataclass(slots=True)
@@ -70,7 +71,8 @@ class SharedCost:
     beside the model.
 
     Alone that is the call's wall-clock time. Among B it is (rest + forward(B · tokens)) / B: what is paid once is shared, what
-    every token costs is not. A policy that looked at its own wall-clock time instead would find further tokens free, since
+    every token costs is not. What a call waits for the forwards of others is not its own cost: counted as what is paid once, it
+    would make drafts look the cheaper the longer the queue is. A policy that looked at its own wall-clock time instead would find further tokens free, since
     they lengthen everybody's round, and speculation would cost a busy server more than it brings.
     """
 
@@ -84,7 +86,7 @@ class SharedCost:
             self.forward.observe(num_tokens, wall_s)
             return
         self.forward.observe(shared.num_tokens, shared.seconds)
-        self.rest.observe(max(wall_s - shared.seconds, 0.0))
+        self.rest.observe(max(wall_s - shared.seconds - shared.queue_s, 0.0))
         self.sharers.observe(shared.num_calls)
 
     @property

@@ -21,6 +21,7 @@ def load_drafter(
     device: str = "auto",
     num_threads: int | None = None,
     max_sessions: int = 64,
+    verifier_dtype: str = "auto",
 ) -> DrafterEngine:
     """Loads a drafter for a verifier (a model name, see `models.resolve`).
 
@@ -31,6 +32,7 @@ def load_drafter(
         device: a torch device, or auto: CUDA where there is one.
         num_threads: CPU threads of the whole process; None leaves them alone.
         max_sessions: sessions that keep their cache; the least recently used is dropped above it.
+        verifier_dtype: as the verifier is loaded with: what drafts cost beside a verification decides when they pay.
 
     Raises InvalidConfig for an unknown name or a verifier that the weights were not trained for, ModelUnavailable.
     """
@@ -39,12 +41,16 @@ def load_drafter(
     name = f"diffusion+{LOOKUP}" if name == COMBINED else name
     if name.endswith(f"+{LOOKUP}"):
         from specdiff_dist.drafters.combined import CombinedDrafter
+        from specdiff_dist.drafters.draft_choice import BLOCK_DRAFT_COST, BLOCK_TOKEN_COST, DRAFT_COST, TOKEN_COST
+        from specdiff_dist.verifiers.llama_forward import runs_in_blocks
 
         inner = load_drafter(
             name.removesuffix(f"+{LOOKUP}"), verifier=verifier, dtype=dtype, device=device, num_threads=num_threads,
             max_sessions=max_sessions,
         )  # fmt: skip
-        return CombinedDrafter(inner, name=name, max_sessions=max_sessions)
+        in_blocks = runs_in_blocks(resolve(verifier).path, verifier_dtype, device)
+        costs = (BLOCK_DRAFT_COST, BLOCK_TOKEN_COST) if in_blocks else (DRAFT_COST, TOKEN_COST)
+        return CombinedDrafter(inner, name=name, max_sessions=max_sessions, draft_cost=costs[0], token_cost=costs[1])
     is_lookup = name == LOOKUP
     folder = EMBEDDED_DRAFTERS.get(name, Path(name))
     if not is_lookup and not (folder / "config.json").is_file():

@@ -54,6 +54,7 @@ class BlockDiffusionDrafter:
         """`vocab_size`: ids ≥ this are never proposed (padding of the output matrix); default: all of the matrix.
         `calibration`: see DrafterInfo."""
         self._model = model
+        self.kv_bytes_per_token, self.device_type = model.config.kv_bytes(model.dtype), model.device.type
         config = model.config
         self._num_columns = model.num_columns(vocab_size or config.vocab_size)
         if self._num_columns == 0:

@@ -60,6 +60,8 @@ class CombinedDrafter:
         """`expected_acceptance`: of the inner drafter by position, given reached, until a session has its own;
         `draft_cost`, `token_cost`: of one of its blocks and of a drafted token, over a verification of one token."""
         self._inner = inner
+        self.kv_bytes_per_token = getattr(inner, "kv_bytes_per_token", 0)
+        self.device_type = getattr(inner, "device_type", "cpu")
         info = inner.info
         self._num_inner = info.max_draft_tokens
         self._info = replace(

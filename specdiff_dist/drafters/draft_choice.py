@@ -20,7 +20,11 @@ DIFFUSION_RATES = (0.5, 0.4, 0.35, 0.3)
 """By draft position, the last for all further ones: acceptance given reached. To begin with."""
 DRAFT_COST, TOKEN_COST = 0.2, 0.05
 """A diffusion draft, and each drafted token verified, over a verification of one token; looking up costs nothing. Numbers of
-the setting and not times measured, so that a seed fixes the text."""
+the setting and not times measured, so that a seed fixes the text. These are of a verifier that is limited by memory."""
+BLOCK_DRAFT_COST, BLOCK_TOKEN_COST = (
+    0.4,
+    0.22,
+)  # the same where our CPU kernels run the verifier: one token costs so little
 TRY_EVERY = 16  # rounds without any draft before the diffusion drafter is tried again
 COPY, DIFFUSION, NOTHING = "copy", "diffusion", "nothing"
 

@@ -97,7 +97,7 @@ async def decode(
 def _shared(cost: CallCost) -> SharedForward | None:
     if not cost.batch_tokens:
         return None
-    return SharedForward(cost.forward_s, cost.batch_tokens, cost.batch_size)
+    return SharedForward(cost.forward_s, cost.batch_tokens, cost.batch_size, cost.queue_s)
 
 
 async def _info(drafter: Drafter | None) -> DrafterInfo | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import count
 
 import grpc
@@ -99,10 +100,8 @@ class _Connection:
             raise
 
     async def _write(self) -> None:
-        try:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader learns why
             await self._outbox.write_all(self._rpc.write)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the reader learns why
 
     def _end(self, reason: StreamBroken) -> None:
         if self.is_over:

@@ -19,6 +19,7 @@ def load_verifier(
     num_threads: int | None = None,
     max_model_len: int | None = None,
     max_sessions: int = 64,
+    max_shared_tokens: int | None = None,
 ) -> VerifierEngine:
     """Loads a verifier by model name (see `models.resolve`).
 
@@ -29,6 +30,7 @@ def load_verifier(
         num_threads: CPU threads of the whole process; None leaves them alone.
         max_model_len: context limit below the model's own.
         max_sessions: sessions that keep their KV cache; the least recently used is dropped above it.
+        max_shared_tokens: of ended sessions' prompts, kept for prompts beginning alike; 0: every prompt is read whole.
 
     Raises ModelUnavailable, InvalidConfig.
     """
@@ -44,6 +46,7 @@ def load_verifier(
         eos_token_ids=folder.eos_token_ids,
         max_model_len=max_model_len,
         max_sessions=max_sessions,
+        **({} if max_shared_tokens is None else {"max_shared_tokens": max_shared_tokens}),
     )
 
 

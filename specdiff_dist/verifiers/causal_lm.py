@@ -56,6 +56,7 @@ class CausalLMVerifier(Generic[CacheT]):
         if max_model_len is not None and not 1 <= max_model_len <= model.max_model_len:
             raise InvalidConfig(f"max_model_len must be 1 … {model.max_model_len} for {name}, not {max_model_len}")
         self._model = model
+        self.kv_bytes_per_token, self.device_type = model.kv_bytes_per_token, model.device_type
         self._prefill_chunk = prefill_chunk or PREFILL_CHUNK.get(model.device_type, PREFILL_CHUNK_ELSEWHERE)
         self._info = VerifierInfo(
             name, model.vocab_size, max_model_len or model.max_model_len, eos_token_ids, model.dtype, model.num_layers,

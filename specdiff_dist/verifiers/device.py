@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from specdiff_dist.errors import InvalidConfig
 
 INT4 = "int4"  # matrices in the 4-bit blocks they are stored in (kernels/)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of verifiers
+
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory(device_type: str) -> int:
+    """Bytes: of the GPU that this process computes on, or of this machine within its control group's limit."""
+    if device_type == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    try:
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return free if limit == "max" else min(free, max(int(limit) - int(used), 0))
+    except (OSError, ValueError):  # no control groups, or of the old kind
+        return free
 
 
 def pick_dtype(dtype: str) -> torch.dtype:

@@ -44,6 +44,7 @@ class ModelForward(Protocol[CacheT]):
     device_type: str  # "cpu", "cuda", …
     num_layers: int  # whose hidden states it gives; 0: none
     hidden_size: int
+    kv_bytes_per_token: int
 
     def new_cache(self) -> CacheT: ...
 

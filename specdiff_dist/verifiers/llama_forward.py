@@ -17,11 +17,13 @@ from torch import Tensor
 
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
 from specdiff_dist.verifiers.device import INT4, pick_device, pick_dtype
-from specdiff_dist.verifiers.folder import read_config, read_tensors, real_vocab_size
+from specdiff_dist.verifiers.folder import read_config, read_tensor, read_tensors, real_vocab_size
 from specdiff_dist.verifiers.forward import Forwarded, ForwardPart
 from specdiff_dist.verifiers.kernels import BlockLayers, BlockMatrix, has_block_layers, is_in_blocks, why_no_kernels
 from specdiff_dist.verifiers.llama_layers import KVCache, LlamaLayers, LlamaShape, Weights, rope_of
 from specdiff_dist.verifiers.packed_linear import make_linear
+
+_ONE_MATRIX = "model.layers.0.self_attn.q_proj.weight"
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class LlamaForward:
         matrix = BlockMatrix.exact if in_blocks else make_linear
         self.num_layers, self.hidden_size = shape.num_hidden_layers, shape.hidden_size
         self._device, self.device_type = device, device.type
+        self.kv_bytes_per_token = shape.kv_bytes(dtype)
         tensors = Weights(weights, owner="the verifier's", dtype=dtype, device=device)
         if in_blocks and has_block_layers(shape):
             self._layers = BlockLayers(shape, tensors, BlockMatrix.exact)
@@ -105,7 +108,7 @@ class LlamaForward:
         elif "lm_head.weight" not in weights:
             raise ModelUnavailable(f"{folder} has no lm_head.weight, and its config does not tie it to the embedding")
         vocab_size = real_vocab_size(folder)
-        if dtype == INT4 or (dtype == "auto" and _may_be_int4(where, weights)):
+        if dtype == INT4 or (dtype == "auto" and _runs_in_blocks(where, weights.get(_ONE_MATRIX))):
             try:
                 return LlamaForward(
                     shape, weights, dtype=torch.float32, device=where, vocab_size=vocab_size, in_blocks=True
@@ -150,9 +153,13 @@ def _why_no_int4(device: torch.device) -> str | None:
     return why_no_kernels() if device.type == "cpu" else f"they do not run on {device}"
 
 
-def _may_be_int4(device: torch.device, weights: dict[str, Tensor]) -> bool:
+def runs_in_blocks(folder: Path, dtype: str, device: str = "auto") -> bool:
+    """Whether the verifier in `folder` is run by our CPU kernels, as far as one matrix tells."""
+    return dtype in ("auto", INT4) and _runs_in_blocks(pick_device(device), read_tensor(folder, _ONE_MATRIX))
+
+
+def _runs_in_blocks(device: torch.device, one: Tensor | None) -> bool:
     """By one matrix: looking at all of them takes a second."""
-    one = weights.get("model.layers.0.self_attn.q_proj.weight")
     if device.type != "cpu" or one is None or one.dtype != torch.float32 or not is_in_blocks(one):
         return False
     if missing := why_no_kernels():

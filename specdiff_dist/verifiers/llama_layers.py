@@ -32,6 +32,10 @@ class LlamaShape:
     rope_theta: float
     max_position_embeddings: int
 
+    def kv_bytes(self, dtype: torch.dtype) -> int:
+        """What a cached token takes."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype.itemsize
+
 
 def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
     """The rotary embeddings of a config.json, in transformers' new spelling."""

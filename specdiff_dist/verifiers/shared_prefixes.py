@@ -40,7 +40,7 @@ class SharedPrefixes(Generic[CacheT]):
     """The prefixes of one replica's sessions, live and ended. Not thread-safe."""
 
     def __init__(self, copy_cache: CopyCache[CacheT], *, max_tokens: int = MAX_TOKENS) -> None:
-        """max_tokens: of ended sessions, 0: none."""
+        """max_tokens: of ended sessions; 0: live ones share nothing either."""
         self._copy_cache, self._max_tokens = copy_cache, max_tokens
         self._by_key: dict[bytes, SharedPrefix[CacheT]] = {}
         self._live: dict[str, SharedPrefix[CacheT]] = {}  # by session
@@ -71,7 +71,7 @@ class SharedPrefixes(Generic[CacheT]):
         features: FeatureArray | None,
     ) -> None:
         """Tells what a session has just cached; its cache keeps beginning with it until `forget` or `end`."""
-        keys = block_keys(token_ids)
+        keys = block_keys(token_ids) if self._max_tokens else ()
         if not keys:
             return
         prefix = SharedPrefix(token_ids, cache, feature_layers, features, keys)

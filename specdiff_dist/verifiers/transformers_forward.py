@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.verifiers.device import pick_device, pick_dtype
@@ -41,6 +41,7 @@ class TransformersForward:
         self.device_type = model.device.type
         self._layers = _decoder_layers(model)
         self.num_layers, self.hidden_size = len(self._layers), int(text_config.hidden_size)
+        self.kv_bytes_per_token = _kv_size(text_config) * model.dtype.itemsize
 
     @staticmethod
     def load(folder: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersForward:
@@ -96,6 +97,15 @@ class TransformersForward:
         logits = output.logits[0]
         logits = logits[len(logits) - part.num_logits :, : self.vocab_size].float()
         return Forwarded(logits, torch.cat(hidden, dim=-1) if hidden else None)
+
+
+def _kv_size(config: PretrainedConfig) -> int:
+    """Numbers that a cached token takes."""
+    heads = int(config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
+    return (
+        2 * int(config.num_hidden_layers) * int(getattr(config, "num_key_value_heads", None) or heads) * int(head_dim)
+    )
 
 
 def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -30,6 +30,15 @@ def test_a_call_is_charged_its_share(num_sharers, num_tokens):
     assert cost(num_tokens) == pytest.approx(expected, rel=1e-3)
 
 
+def test_waiting_for_the_forwards_of_others_is_not_the_calls_own_cost():
+    idle, queueing = SharedCost(), SharedCost()
+    for _ in range(300):
+        shared = forward_s(16)
+        idle.observe(1, shared + 0.004, SharedForward(shared, 16, 16))
+        queueing.observe(1, shared + 0.004 + 0.1, SharedForward(shared, 16, 16, queue_s=0.1))
+    assert queueing(1) == pytest.approx(idle(1), rel=1e-9)
+
+
 def test_a_replica_that_tells_nothing_is_charged_by_the_clock():
     cost = SharedCost()
     for _ in range(100):

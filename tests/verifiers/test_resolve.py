@@ -53,7 +53,7 @@ class Counting:
     """A ModelForward whose logits depend on the number of tokens."""
 
     vocab_size, max_model_len, dtype, device_type = 400, 64, "float32", "cpu"
-    num_layers, hidden_size = 0, 0
+    num_layers, hidden_size, kv_bytes_per_token = 0, 0, 4
 
     def new_cache(self) -> list[int]:
         return []
