@@ -44,7 +44,7 @@ def app(args: AppSettings) -> Application:
             max_model_len=args.max_model_len, max_sessions=args.max_sessions, max_shared_tokens=args.shared_prefix_tokens,
         ),
         **_endpoint_options(args),
-        kv_space=KVSpace(args.kv_cache_tokens, 0.4, args.shared_prefix_tokens),
+        kv_space=KVSpace(args.kv_cache_tokens, 0.4, args.shared_prefix_tokens, args.kv_step_tokens),
     )  # fmt: skip
     drafter = None
     if args.has_drafter:
@@ -58,7 +58,7 @@ def app(args: AppSettings) -> Application:
                 num_threads=args.drafter_num_threads, max_sessions=args.max_sessions, verifier_dtype=args.dtype,
             ),
             **_endpoint_options(args),
-            kv_space=KVSpace(args.kv_cache_tokens, 0.1),
+            kv_space=KVSpace(args.kv_cache_tokens, 0.1, step=args.kv_step_tokens),
         )  # fmt: skip
     router = Router.options(
         num_replicas=args.router_replicas,

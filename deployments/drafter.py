@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 from ray import serve
 from ray.actor import ActorHandle
@@ -10,7 +11,8 @@ from ray.actor import ActorHandle
 from deployments.busy import BusyInterval
 from deployments.endpoints import open_endpoint
 from deployments.kv_space import KVSpace
-from deployments.replica import GuardedDrafter, OpenLeases, Replica
+from deployments.open_leases import OpenLeases
+from deployments.replica import GuardedDrafter, Replica
 from deployments.settings import Transport
 from specdiff_dist.roles import DrafterEngine
 from specdiff_dist.transport import envelope
@@ -29,20 +31,21 @@ class Drafter:
         grpc_host: str,
         max_sessions: int,
         max_call_s: float,
-        kv_space: KVSpace = KVSpace(),
+        kv_space: KVSpace | None = None,
     ) -> None:
         loaded = load()
-        leases = OpenLeases(max_sessions, kv_space.num_tokens(loaded))
+        leases = OpenLeases(max_sessions, (kv_space or KVSpace()).reservations(loaded))
         engine = GuardedDrafter(loaded, leases)
         self._endpoint = await open_endpoint("Drafter", drafter_service(engine), transport, grpc_host)
-        self._info = engine.info
+        info = engine.info  # longer sessions than there is room for are decoded plainly from there on
+        self._info = replace(info, max_model_len=min(info.max_model_len, leases.kv.max_tokens or info.max_model_len))
         self._replica = Replica(self._endpoint, leases, max_call_s=max_call_s)
 
     async def lease(
-        self, session_id: str, caller: ActorHandle | None = None, num_tokens: int = 0
+        self, session_id: str, caller: ActorHandle | None = None, num_tokens: int = 0, max_tokens: int = 0
     ) -> AsyncGenerator[bytes, None]:
         """See Replica.lease."""
-        return self._replica.lease(session_id, caller, num_tokens)
+        return self._replica.lease(session_id, caller, num_tokens, max_tokens)
 
     async def call(self, method: str, request: bytes) -> bytes:
         """One call of the handle transport: the packed reply."""

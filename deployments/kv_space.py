@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.reservations import STEP, Reservations
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 
@@ -21,6 +22,11 @@ class KVSpace:
     tokens: int | None = None
     share: float = 0.4
     kept_tokens: int = 0  # of ended sessions' prompts, on top
+    step: int = STEP  # tokens of an answer that are reserved at a time
+
+    def reservations(self, engine: DrafterEngine | VerifierEngine) -> Reservations:
+        """For an engine's sessions. Raises InvalidConfig as `num_tokens` does."""
+        return Reservations(self.num_tokens(engine), step=self.step)
 
     def num_tokens(self, engine: DrafterEngine | VerifierEngine) -> int | None:
         """For an engine; None, no limit, for one that does not say what a token takes. Raises InvalidConfig when there is no

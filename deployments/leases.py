@@ -63,7 +63,7 @@ class LeaseLost(RoleError):
 
 
 class NoRoom(RoleError):
-    """The replica that Serve chose has as many sessions as it takes."""
+    """The replica that Serve chose has as many sessions as it takes, or no room for another one's cache."""
 
 
 class Lease(Generic[ClientT]):
@@ -141,13 +141,15 @@ class Replicas(Generic[ClientT]):
         self.last_answer_s = -inf  # monotonic: when a replica last granted a lease or answered a call of this process
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def lease(self, session_id: str, num_tokens: int = 0) -> Lease[ClientT]:
-        """Waits until a replica has room for a session that may grow to `num_tokens`, however long; cancel it to give up."""
+    async def lease(self, session_id: str, num_tokens: int = 0, max_tokens: int = 0) -> Lease[ClientT]:
+        """Waits until a replica has room, however long; cancel it to give up. `num_tokens`: cached at once; `max_tokens`: that
+        the session may come to."""
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                return await self._open(session_id, num_tokens)
+                return await self._open(session_id, num_tokens, max_tokens)
             except NoRoom:
+                self._note_answer()  # it lives, and whoever asks again gets a turn (reservations.py)
                 last_s = LAST_FULL_RETRY_S
             except (RayError, RayServeException) as error:
                 log.warning("leasing from %s failed: %s", self._handle.deployment_name, type(error).__name__)
@@ -155,8 +157,8 @@ class Replicas(Generic[ClientT]):
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, last_s)
 
-    async def _open(self, session_id: str, num_tokens: int) -> Lease[ClientT]:
-        stream = HandleStream(lambda: self._handle.lease.remote(session_id, self._caller, num_tokens))
+    async def _open(self, session_id: str, num_tokens: int, max_tokens: int) -> Lease[ClientT]:
+        stream = HandleStream(lambda: self._handle.lease.remote(session_id, self._caller, num_tokens, max_tokens))
         try:
             grant = await stream.first()
             if grant is None:
@@ -196,10 +198,17 @@ class LeasedVerifier:
     """A Verifier for one session. Any trouble with its replica becomes PrefixMismatch(0) on the next one."""
 
     def __init__(
-        self, replicas: Replicas[RemoteVerifier], info: VerifierInfo, *, timeout_s: float, num_tokens: int = 0
+        self,
+        replicas: Replicas[RemoteVerifier],
+        info: VerifierInfo,
+        *,
+        timeout_s: float,
+        num_tokens: int = 0,
+        max_tokens: int = 0,
     ) -> None:
-        """`num_tokens`: what the session may grow to."""
-        self._replicas, self._info, self._timeout_s, self._num_tokens = replicas, info, timeout_s, num_tokens
+        """`num_tokens`: of the prompt; `max_tokens`: that the session may come to, prompt and answer."""
+        self._replicas, self._info, self._timeout_s = replicas, info, timeout_s
+        self._num_tokens, self._max_tokens = num_tokens, max_tokens
         self._lease: Lease[RemoteVerifier] | None = None
         self._trouble_since: float | None = None  # monotonic; set while there is some
 
@@ -220,6 +229,7 @@ class LeasedVerifier:
 
     async def verify(self, call: VerifyCall) -> TargetRows:
         """Raises VerifierUnavailable when no replica has answered for `timeout_s` seconds."""
+        self._num_tokens = call.prefix.num_committed + len(call.draft_token_ids)
         if self._lease is None:
             self._lease = await self._open(call.prefix.session_id)
             if call.prefix.prefix_len:
@@ -251,7 +261,7 @@ class LeasedVerifier:
     async def _open(self, session_id: str) -> Lease[RemoteVerifier]:
         """Waits its turn for as long as verifiers answer the sessions before it, and `timeout_s` when none does."""
         since = monotonic() if self._trouble_since is None else self._trouble_since
-        leasing = asyncio.create_task(self._replicas.lease(session_id, self._num_tokens))
+        leasing = asyncio.create_task(self._replicas.lease(session_id, self._num_tokens, self._max_tokens))
         try:
             while not leasing.done():
                 left_s = max(since, self._replicas.last_answer_s) + self._timeout_s - monotonic()
@@ -276,10 +286,11 @@ class LeasedDrafter:
     """
 
     def __init__(
-        self, replicas: Replicas[RemoteDrafter], info: DrafterInfo | None, *, patience_s: float, num_tokens: int = 0
+        self, replicas: Replicas[RemoteDrafter], info: DrafterInfo | None, *, patience_s: float, max_tokens: int = 0
     ) -> None:
-        """`num_tokens`: what the session may grow to."""
-        self._replicas, self._info, self._patience_s, self._num_tokens = replicas, info, patience_s, num_tokens
+        """`max_tokens`: that the session may come to, prompt and answer."""
+        self._replicas, self._info, self._patience_s, self._max_tokens = replicas, info, patience_s, max_tokens
+        self._num_tokens = 0  # that the last call needed cached
         self._lease: Lease[RemoteDrafter] | None = None
         self._leasing: asyncio.Task[Lease[RemoteDrafter]] | None = None
         self._num_failures = 0  # in a row
@@ -293,6 +304,7 @@ class LeasedDrafter:
         """Never waits for a replica, the first time apart (`patience_s`)."""
         await self.info()
         session_id = call.prefix.session_id
+        self._num_tokens = call.prefix.num_committed + len(call.drafted_token_ids) + call.num_draft_tokens
         if self._lease is None:
             self._lease = await self._leased(session_id)
             if call.prefix.prefix_len:
@@ -312,7 +324,7 @@ class LeasedDrafter:
     async def _leased(self, session_id: str) -> Lease[RemoteDrafter]:
         patience_s = 0.0
         if self._leasing is None:
-            self._leasing = asyncio.create_task(self._replicas.lease(session_id, self._num_tokens))
+            self._leasing = asyncio.create_task(self._replicas.lease(session_id, self._num_tokens, self._max_tokens))
             patience_s = self._patience_s
         await asyncio.wait({self._leasing}, timeout=patience_s)
         if not self._leasing.done():
@@ -326,7 +338,7 @@ class LeasedDrafter:
     async def _lease_again(self, session_id: str) -> Lease[RemoteDrafter]:
         # A drafter that fails at every call is not asked at every round.
         await asyncio.sleep(min(FIRST_RETRY_S * 2**self._num_failures, LAST_RETRY_S))
-        return await self._replicas.lease(session_id, self._num_tokens)
+        return await self._replicas.lease(session_id, self._num_tokens, self._max_tokens)
 
     async def release(self, session_id: str) -> None:
         lease, self._lease = self._lease, None

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -20,11 +18,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
-from deployments.busy import BusyInterval, BusyLog
+from deployments.busy import BusyInterval
 from deployments.endpoints import Endpoint
 from deployments.messages import LeaseGrant
+from deployments.open_leases import OpenLeases
 from specdiff_dist.batching import BatchingDrafter, BatchingVerifier, Steps, run_alone
-from specdiff_dist.errors import DrafterUnavailable, RoleError, VerifierUnavailable
+from specdiff_dist.errors import DrafterUnavailable, VerifierUnavailable
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.transport import envelope
 from specdiff_dist.types import (
@@ -38,90 +37,10 @@ from specdiff_dist.types import (
     VerifyCall,
 )
 
+NO_LIMIT = -1  # as number of tokens
 CALLER_POLL_S = 1.0  # a dead caller is noticed this late
+NO_ROOM = "no room to cache more of this session: it goes on when others have ended"
 IDLE_LEASE_S = 300.0  # a lease without calls ends: a cancellation that got lost does not hold its place for ever
-
-
-@dataclass(slots=True)
-class LeasedSession:
-    """A session and its leases: it may come back before its old lease is gone."""
-
-    last_used: float  # monotonic
-    num_tokens: int = 0  # that its cache may grow to
-    releases: list[asyncio.Event] = field(default_factory=list)
-
-
-class OpenLeases:
-    """Which sessions may hold cache here, and what the model is doing. Changed in the event loop, asked in the engine's
-    thread."""
-
-    def __init__(self, max_sessions: int | None = None, max_tokens: int | None = None) -> None:
-        """`max_tokens`: of all sessions' caches together; None: no limit."""
-        self._max_sessions, self.max_tokens = max_sessions, max_tokens
-        self._sessions: dict[str, LeasedSession] = {}
-        self._loop = asyncio.get_running_loop()
-        self.num_calls = 0
-        self.busy_log = BusyLog()
-        self.busy_since: float | None = None  # monotonic start of the running call
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    @property
-    def num_tokens(self) -> int:
-        """Reserved for the sessions that hold a lease."""
-        return sum(session.num_tokens for session in self._sessions.values())
-
-    def has_room(self, session_id: str, num_tokens: int) -> bool:
-        """For a session whose cache may grow to `num_tokens`; always for one that has its place. With gRPC Serve never asks
-        when all places are taken: then a lease is all that it counts, and waits there."""
-        if session_id in self._sessions:
-            return True
-        has_place = self._max_sessions is None or len(self._sessions) < self._max_sessions
-        return has_place and (self.max_tokens is None or self.num_tokens + num_tokens <= self.max_tokens)
-
-    def open(self, session_id: str, num_tokens: int = 0) -> asyncio.Event:
-        """Opens a lease; the event is set when the session is released."""
-        session = self._sessions.setdefault(session_id, LeasedSession(monotonic(), num_tokens))
-        session.releases.append(asyncio.Event())
-        return session.releases[-1]
-
-    def close(self, session_id: str, released: asyncio.Event) -> bool:
-        """Whether that was the session's last lease here."""
-        releases = self._sessions[session_id].releases
-        releases.remove(released)
-        if releases:
-            return False
-        del self._sessions[session_id]
-        return True
-
-    def idle_s(self, session_id: str) -> float:
-        """Seconds since the session's last call."""
-        return monotonic() - self._sessions[session_id].last_used
-
-    def release(self, session_id: str) -> None:
-        """Lets the session's leases end by themselves. Called in the engine's thread."""
-        session = self._sessions.get(session_id)
-        for released in tuple(session.releases) if session is not None else ():
-            self._loop.call_soon_threadsafe(released.set)
-
-    def begin_call(self, session_id: str, unavailable: type[RoleError]) -> None:
-        """Counts a call, in the engine's thread. Raises `unavailable` without a lease."""
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise unavailable("the session has no lease on this replica; lease it first")
-        self.num_calls += 1
-        session.last_used = monotonic()
-
-    @contextmanager
-    def busy(self, num_sessions: int = 1) -> Iterator[None]:
-        """Around the model's work for so many sessions at once, in the engine's thread."""
-        started = self.busy_since = monotonic()
-        try:
-            yield
-        finally:
-            self.busy_since = None
-            self.busy_log.add(started, monotonic(), num_sessions)
 
 
 class GuardedVerifier:
@@ -144,7 +63,11 @@ class GuardedVerifier:
 
     def verifying(self, call: VerifyCall) -> Steps[Any, Any, TargetRows]:
         """`verify` as a coroutine (batching.py); an engine that cannot share forwards runs it whole."""
-        self._leases.begin_call(call.prefix.session_id, VerifierUnavailable)
+        prefix = call.prefix
+        self._leases.begin_call(prefix.session_id, VerifierUnavailable)
+        if not self._leases.has_room(prefix.session_id, prefix.num_committed + len(call.draft_token_ids)):
+            self.release(prefix.session_id)
+            raise VerifierUnavailable(NO_ROOM)
         if isinstance(self._engine, BatchingVerifier):
             return (yield from self._engine.verifying(call))
         with self._leases.busy():
@@ -186,7 +109,12 @@ class GuardedDrafter:
 
     def drafting(self, call: DraftCall) -> Steps[Any, Any, DraftBlock]:
         """`draft` as a coroutine (batching.py); an engine that cannot share forwards runs it whole."""
-        self._leases.begin_call(call.prefix.session_id, DrafterUnavailable)
+        prefix = call.prefix
+        self._leases.begin_call(prefix.session_id, DrafterUnavailable)
+        num_drafted = len(call.drafted_token_ids) + call.num_draft_tokens
+        if not self._leases.has_room(prefix.session_id, prefix.num_committed + num_drafted):
+            self.release(prefix.session_id)
+            raise DrafterUnavailable(NO_ROOM)
         if isinstance(self._engine, BatchingDrafter):
             return (yield from self._engine.drafting(call))
         with self._leases.busy():
@@ -249,16 +177,16 @@ class Replica:
         self._releases: set[asyncio.Task[None]] = set()
 
     async def lease(
-        self, session_id: str, caller: ActorHandle | None, num_tokens: int = 0
+        self, session_id: str, caller: ActorHandle | None, num_tokens: int = 0, max_tokens: int = 0
     ) -> AsyncGenerator[bytes, None]:
         """Yields one LeaseGrant, then stays open until the session is released or idle, or the caller cancels or dies.
 
-        However it ends, the session's cache is freed. Yields nothing when there is no room. `num_tokens`: what its cache
-        may grow to is reserved now, so that a session that has begun can always go on.
+        However it ends, the session's cache is freed. Yields nothing when there is no room. `num_tokens`: cached at once;
+        `max_tokens`: that the session may come to (reservations.py).
         """
-        if not self._leases.has_room(session_id, num_tokens):
+        released = self._leases.open(session_id, num_tokens, max_tokens)
+        if released is None:
             return
-        released = self._leases.open(session_id, num_tokens)
         ends = [asyncio.create_task(released.wait()), asyncio.create_task(self._callers.until_dead(caller))]
         try:
             yield self._grant
@@ -274,18 +202,22 @@ class Replica:
                 task = asyncio.create_task(self._endpoint.release(session_id))
                 self._releases.add(task)
                 task.add_done_callback(self._releases.discard)
+                task.add_done_callback(lambda _: self._leases.freed(session_id))
                 await asyncio.shield(task)  # the slot Serve counts is free when the cache is
 
     def counters(self) -> dict[str, int | str]:
         """For tests and operators."""
+        kv = self._leases.kv
         return {
             "pid": os.getpid(),
             "address": self._endpoint.address,
             "num_sessions": self._endpoint.engine.num_sessions,
             "num_leases": len(self._leases),
             "num_calls": self._leases.num_calls,
-            "kv_tokens_reserved": self._leases.num_tokens,
-            "kv_tokens_total": -1 if self._leases.max_tokens is None else self._leases.max_tokens,
+            "kv_tokens_reserved": kv.num_tokens,
+            "kv_tokens_total": NO_LIMIT if kv.max_tokens is None else kv.max_tokens,
+            "kv_waiting": kv.num_waiting,
+            "kv_returns": kv.num_returns,
         }
 
     def busy_intervals(self, since_s: float) -> list[BusyInterval]:

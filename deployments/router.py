@@ -36,7 +36,7 @@ from specdiff_dist.transport.channel_pool import ChannelPool
 from specdiff_dist.transport.grpc_client import GrpcDrafter, GrpcVerifier
 from specdiff_dist.transport.handle_client import HandleDrafter, HandleVerifier, Send
 from specdiff_dist.transport.remote_roles import RemoteDrafter, RemoteVerifier
-from specdiff_dist.types import DrafterInfo, TokenChunk, VerifierInfo
+from specdiff_dist.types import DrafterInfo, GenerateRequest, TokenChunk, VerifierInfo
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +88,11 @@ class Router:
             detokenizer = None
             if self._tokenizer is not None:
                 detokenizer = self._tokenizer.detokenizer(call.request.prompt_token_ids)
-            num_tokens = len(call.request.prompt_token_ids) + call.request.max_tokens
-            verifier = self._verifier(num_tokens)
+            verifier = self._verifier(call.request)
             chunks = decode(
                 call.request,
                 config,
-                self._drafter(num_tokens),
+                self._drafter(call.request),
                 verifier,
                 tier=call.tier,
                 detokenizer=detokenizer,
@@ -149,15 +148,20 @@ class Router:
             check_exact(config, self._drafter_info, greedy_draft=call.request.sampling.is_greedy)
         return config
 
-    def _verifier(self, num_tokens: int) -> LeasedVerifier:
-        timeout_s = self._settings.lease_timeout_s
-        return LeasedVerifier(self._verifiers, self._verifier_info, timeout_s=timeout_s, num_tokens=num_tokens)
+    def _verifier(self, request: GenerateRequest) -> LeasedVerifier:
+        num_prompt = len(request.prompt_token_ids)
+        return LeasedVerifier(
+            self._verifiers, self._verifier_info, timeout_s=self._settings.lease_timeout_s, num_tokens=num_prompt,
+            max_tokens=num_prompt + request.max_tokens,
+        )  # fmt: skip
 
-    def _drafter(self, num_tokens: int) -> LeasedDrafter | None:
+    def _drafter(self, request: GenerateRequest) -> LeasedDrafter | None:
         if self._drafters is None:
             return None
-        patience_s = self._settings.drafter_patience_s
-        return LeasedDrafter(self._drafters, self._drafter_info, patience_s=patience_s, num_tokens=num_tokens)
+        return LeasedDrafter(
+            self._drafters, self._drafter_info, patience_s=self._settings.drafter_patience_s,
+            max_tokens=len(request.prompt_token_ids) + request.max_tokens,
+        )  # fmt: skip
 
     def _ask_drafter_again(self) -> None:
         """A drafter that was away when this replica started is asked in the background."""

@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from deployments.reservations import STEP
 from specdiff_dist.config import DEFAULT_TIER, TIERS, DecodeConfig
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.quality import apply_overrides
+from specdiff_dist.transport.engine_thread import DEFAULT_MAX_QUEUED as MAX_QUEUED
 
 NO_DRAFTER = "none"
 
@@ -76,10 +78,13 @@ class AppSettings(BaseModel):
     """Where replicas listen. auto: 127.0.0.1 while the cluster has one machine, else the machine's address; `node`:
     always the machine's address (when machines join later); or an address. The port carries no credentials."""
     kv_cache_tokens: Annotated[int, Field(ge=2)] | None = None
-    """Tokens, prompts and answers to come, that the sessions of a replica may cache together; a session whose answer might
-    need more room than is left waits. None: what fits into 40 % of the memory that is free at the start (a drafter: 10 %);
-    give it where several replicas share a machine."""
-    max_sessions: Annotated[int, Field(ge=1, le=4096)] = 16  # per verifier or drafter replica; more wait
+    """Tokens, prompts and answers, that the sessions of a replica may cache together; longer requests get 400, and those that
+    do not fit at the moment wait. None: what fits into 40 % of the memory that is free at the start (a drafter: 10 %); give it
+    where several replicas share a machine."""
+    kv_step_tokens: Annotated[int, Field(ge=1)] = STEP
+    """Of an answer to come, reserved at a time. An answer up to this long is never interrupted for want of room; longer ones
+    may have to wait, and then have their prompt and answer read anew."""
+    max_sessions: Annotated[int, Field(ge=1, le=MAX_QUEUED // 2)] = 16  # per verifier or drafter replica; more wait
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 4096
     """Of ended sessions' prompts that a verifier keeps for prompts beginning alike; 0: every prompt is read whole."""
     max_ongoing_requests: Annotated[int, Field(ge=1, le=100_000)] = 256

@@ -11,7 +11,8 @@ from ray.actor import ActorHandle
 from deployments.busy import BusyInterval
 from deployments.endpoints import open_endpoint
 from deployments.kv_space import KVSpace
-from deployments.replica import GuardedVerifier, OpenLeases, Replica
+from deployments.open_leases import OpenLeases
+from deployments.replica import GuardedVerifier, Replica
 from deployments.settings import Transport
 from specdiff_dist.roles import VerifierEngine
 from specdiff_dist.transport import envelope
@@ -30,22 +31,21 @@ class Verifier:
         grpc_host: str,
         max_sessions: int,
         max_call_s: float,
-        kv_space: KVSpace = KVSpace(),
+        kv_space: KVSpace | None = None,
     ) -> None:
         loaded = load()
-        leases = OpenLeases(max_sessions, kv_space.num_tokens(loaded))
+        leases = OpenLeases(max_sessions, (kv_space or KVSpace()).reservations(loaded))
         engine = GuardedVerifier(loaded, leases)
         self._endpoint = await open_endpoint("Verifier", verifier_service(engine), transport, grpc_host)
-        info = engine.info
-        room = info.max_model_len if leases.max_tokens is None else leases.max_tokens
-        self._info = replace(info, max_model_len=min(info.max_model_len, room))  # longer ones could never be placed
+        info = engine.info  # longer sessions than there is room for could never be placed
+        self._info = replace(info, max_model_len=min(info.max_model_len, leases.kv.max_tokens or info.max_model_len))
         self._replica = Replica(self._endpoint, leases, max_call_s=max_call_s)
 
     async def lease(
-        self, session_id: str, caller: ActorHandle | None = None, num_tokens: int = 0
+        self, session_id: str, caller: ActorHandle | None = None, num_tokens: int = 0, max_tokens: int = 0
     ) -> AsyncGenerator[bytes, None]:
         """See Replica.lease."""
-        return self._replica.lease(session_id, caller, num_tokens)
+        return self._replica.lease(session_id, caller, num_tokens, max_tokens)
 
     async def call(self, method: str, request: bytes) -> bytes:
         """One call of the handle transport: the packed reply."""

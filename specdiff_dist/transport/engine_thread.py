@@ -15,7 +15,7 @@ from specdiff_dist.transport.engine_job import Job, whole
 from specdiff_dist.transport.engine_loop import EngineLoop, ForwardParts
 from specdiff_dist.types import DraftBlock, DraftCall, ResolvedToken, TargetRows, VerifyCall
 
-DEFAULT_MAX_QUEUED = 256  # calls waiting for or running in one engine
+DEFAULT_MAX_QUEUED = 8192  # calls waiting for or running in one engine: two of each session where most are allowed
 
 log = logging.getLogger(__name__)
 

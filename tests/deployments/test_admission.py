@@ -96,7 +96,7 @@ class FakeReplicas:
         self.grant = asyncio.Event()
         self.lease_granted = FakeLease()
 
-    async def lease(self, session_id: str, num_tokens: int = 0) -> FakeLease:
+    async def lease(self, session_id: str, num_tokens: int = 0, max_tokens: int = 0) -> FakeLease:
         await self.grant.wait()
         return self.lease_granted
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from deployments.busy import BusyLog
-from deployments.replica import OpenLeases
+from deployments.open_leases import OpenLeases
 
 
 def test_the_last_calls_are_kept():

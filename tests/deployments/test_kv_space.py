@@ -11,7 +11,6 @@ import pytest
 from ray import serve
 
 from deployments.kv_space import GROWTH, KVSpace
-from deployments.replica import OpenLeases
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.verifiers import device
 from tests.deployments.role_doubles import counters
@@ -42,22 +41,6 @@ def test_free_memory_is_within_the_control_groups_limit(monkeypatch, tmp_path):
     assert device.free_memory("cpu") == 3000
     (tmp_path / "memory.max").write_text("max\n")
     assert device.free_memory("cpu") == pytest.approx(whole, rel=0.2)
-
-
-async def test_a_place_is_given_only_where_the_whole_answer_fits():
-    leases = OpenLeases(max_sessions=3, max_tokens=100)
-    assert leases.has_room("a", 100) and not leases.has_room("a", 101)
-    released = leases.open("a", 60)
-    assert leases.num_tokens == 60
-    assert leases.has_room("b", 40) and not leases.has_room("b", 41)
-    assert leases.has_room("a", 60)  # it has its place: a second lease of it takes no more
-    again = leases.open("a", 60)
-    assert leases.num_tokens == 60
-    leases.close("a", again)
-    leases.open("b", 40)
-    assert not leases.has_room("c", 1)
-    leases.close("a", released)
-    assert leases.has_room("c", 60)
 
 
 @pytest.mark.ray

@@ -20,7 +20,8 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from deployments.endpoints import GrpcEndpoint
 from deployments.ingress import RouterBackend
 from deployments.messages import pack_call, unpack_item
-from deployments.replica import GuardedDrafter, OpenLeases, Replica
+from deployments.open_leases import OpenLeases
+from deployments.replica import GuardedDrafter, Replica
 from deployments.router import Router
 from specdiff_dist.config import DecodeConfig, Effort, Linear
 from specdiff_dist.errors import DrafterUnavailable, InexactConfig, InvalidRequest, VerifierUnavailable
