@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
+from ray.serve.metrics import Gauge
 
 from deployments.busy import BusyInterval
 from deployments.endpoints import Endpoint
@@ -38,6 +39,12 @@ from specdiff_dist.types import (
 )
 
 NO_LIMIT = -1  # as number of tokens
+GAUGES = {  # per replica, under specdiff_…
+    "kv_tokens_reserved": "Tokens that sessions may cache without asking again.",
+    "kv_tokens_total": "Tokens that all sessions may cache together; -1: no limit.",
+    "kv_waiting": "Sessions that wait for room.",
+    "kv_returns": "Sessions so far that gave their cache back for want of room and were rebuilt.",
+}
 CALLER_POLL_S = 1.0  # a dead caller is noticed this late
 NO_ROOM = "no room to cache more of this session: it goes on when others have ended"
 IDLE_LEASE_S = 300.0  # a lease without calls ends: a cancellation that got lost does not hold its place for ever
@@ -175,6 +182,7 @@ class Replica:
         self._grant = envelope.pack(LeaseGrant(endpoint.address, ray.get_runtime_context().get_node_id()))
         self._callers = CallerWatch()
         self._releases: set[asyncio.Task[None]] = set()
+        self._gauges = {name: Gauge(f"specdiff_{name}", description=text) for name, text in GAUGES.items()}
 
     async def lease(
         self, session_id: str, caller: ActorHandle | None, num_tokens: int = 0, max_tokens: int = 0
@@ -207,13 +215,19 @@ class Replica:
 
     def counters(self) -> dict[str, int | str]:
         """For tests and operators."""
-        kv = self._leases.kv
         return {
             "pid": os.getpid(),
             "address": self._endpoint.address,
             "num_sessions": self._endpoint.engine.num_sessions,
             "num_leases": len(self._leases),
             "num_calls": self._leases.num_calls,
+            **self._kv_counters(),
+        }
+
+    def _kv_counters(self) -> dict[str, int]:
+        """One for each of GAUGES."""
+        kv = self._leases.kv
+        return {
             "kv_tokens_reserved": kv.num_tokens,
             "kv_tokens_total": NO_LIMIT if kv.max_tokens is None else kv.max_tokens,
             "kv_waiting": kv.num_waiting,
@@ -225,7 +239,10 @@ class Replica:
         return self._leases.busy_log.since(since_s)
 
     def check_model(self) -> None:
-        """Raises RuntimeError when the model has been at one call for too long: Serve then replaces the replica."""
+        """Raises RuntimeError when the model has been at one call for too long: Serve then replaces the replica. Also the moment
+        at which the gauges are set."""
+        for name, value in self._kv_counters().items():
+            self._gauges[name].set(value)
         since = self._leases.busy_since
         if since is not None and monotonic() - since > self._max_call_s:
             raise RuntimeError(f"a model call has been running for more than {self._max_call_s} s")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from deployments.open_leases import OpenLeases
-from deployments.replica import GuardedDrafter, GuardedVerifier
+from deployments.replica import GuardedDrafter, GuardedVerifier, Replica
 from deployments.reservations import WAITER_EXPIRES_S, Reservations
 from deployments.settings import AppSettings
 from specdiff_dist.config import Effort
@@ -209,3 +211,32 @@ async def test_a_session_that_is_back_before_its_old_cache_is_gone_keeps_its_roo
 def test_every_session_that_may_be_there_may_have_a_call_in_the_engines_queue():
     most = max(meta.le for meta in AppSettings.model_fields["max_sessions"].metadata if hasattr(meta, "le"))
     assert 2 * most <= DEFAULT_MAX_QUEUED
+
+
+async def test_the_gauges_show_what_is_reserved(monkeypatch):
+    shown: dict[str, float] = {}
+
+    class FakeGauge:
+        def __init__(self, name: str, description: str) -> None:
+            self._name = name
+
+        def set(self, value: float) -> None:
+            shown[self._name] = value
+
+    class FakeContext:
+        def get_node_id(self) -> str:
+            return "node"
+
+    monkeypatch.setattr("deployments.replica.Gauge", FakeGauge)
+    monkeypatch.setattr("deployments.replica.ray.get_runtime_context", FakeContext)
+    leases = OpenLeases(kv=Reservations(20, step=5))
+    endpoint: Any = SimpleNamespace(address="here")
+    replica = Replica(endpoint, leases, max_call_s=1.0)
+    leases.open("a", 10, 20)
+    leases.open("b", 10, 20)
+    replica.check_model()
+    assert shown == {
+        "specdiff_kv_tokens_reserved": 15, "specdiff_kv_tokens_total": 20, "specdiff_kv_waiting": 1,
+        "specdiff_kv_returns": 0,
+    }  # fmt: skip
+    assert Replica(endpoint, OpenLeases(), max_call_s=1.0)._kv_counters()["kv_tokens_total"] == -1
