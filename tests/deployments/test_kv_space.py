@@ -59,6 +59,9 @@ def test_requests_wait_for_room_and_those_that_can_never_have_it_are_told(serve_
                     handle = serve.get_deployment_handle("Verifier", service.name)
                     for values in (await asyncio.to_thread(counters, handle, 1)).values():
                         assert values["kv_tokens_total"] == 100
+                        assert (
+                            values["kv_returns"] == 0
+                        )  # an answer of less than a step has all its room from the start
                         most = max(most, values["kv_tokens_reserved"])
                     await asyncio.sleep(0.01)
                 return [task.result() for task in tasks], await ask(client, 91), most
