@@ -15,6 +15,7 @@ from specdiff_dist.config import TIERS
 from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.simulate.trace import read_trace
+from specdiff_dist.types import GenerateRequest
 from tests.doubles import Direct, TableDrafter, TableVerifier, make_request, random_table
 
 VOCAB = 12
@@ -34,10 +35,10 @@ def router() -> Iterator[Any]:
     cls = router_module.Router.func_or_class
 
     class TableRouter(cls):
-        def _verifier(self) -> Any:
+        def _verifier(self, _: GenerateRequest) -> Any:
             return PlacedAtOnce(TableVerifier(random_table(VOCAB, order=2), VOCAB))
 
-        def _drafter(self) -> Any:
+        def _drafter(self, _: GenerateRequest) -> Any:
             return Direct(TableDrafter(VOCAB))
 
     one = object.__new__(TableRouter)
