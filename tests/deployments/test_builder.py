@@ -54,6 +54,7 @@ def test_settings_reach_the_replicas():
     verifier, drafter = built["Verifier"], built["Drafter"]
     assert verifier.init_args[0].keywords == {
         "dtype": "float32", "device": "auto", "num_threads": 3, "max_model_len": 512, "max_sessions": 7,
+        "max_shared_tokens": 4096,
     }  # fmt: skip
     assert verifier.init_kwargs["grpc_host"] == "node"
     assert verifier.max_ongoing_requests == drafter.max_ongoing_requests == 7  # one lease is one ongoing request
