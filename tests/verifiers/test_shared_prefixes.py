@@ -177,3 +177,11 @@ def test_keys_depend_on_everything_before():
     assert not set(block_keys(SYSTEM)) & set(block_keys(changed))
     assert block_keys(SYSTEM[:BLOCK]) == block_keys(SYSTEM)[:1]
     assert block_keys(SYSTEM[: BLOCK - 1]) == ()
+
+
+def test_zero_tokens_turn_sharing_off():
+    prefixes: SharedPrefixes[list[int]] = SharedPrefixes(lambda cache, length: cache[:length], max_tokens=0)
+    prefixes.add("a", SYSTEM, SYSTEM.tolist(), (), None)
+    assert prefixes.find(SYSTEM, ()) is None
+    prefixes.end("a")
+    assert prefixes.find(SYSTEM, ()) is None and prefixes.num_tokens == 0
