@@ -57,6 +57,12 @@ async def until(condition) -> None:
             await asyncio.sleep(0.01)
 
 
+async def reply_frame(stream: grpc.aio.StreamStreamCall) -> pb.ReplyFrame:
+    message = await stream.read()
+    assert isinstance(message, bytes)
+    return pb.ReplyFrames.FromString(message).frames[0]
+
+
 @pytest.fixture
 async def replica():
     return Replica()
@@ -208,10 +214,10 @@ async def test_a_call_id_in_use_and_an_unknown_one_harm_nobody(served, replica):
         pb.CallFrame(call_id=1, method="Draft", request=b"twice"),
     ]
     await stream.write(pb.CallFrames(frames=frames).SerializeToString())
-    first = pb.ReplyFrames.FromString(await stream.read()).frames[0]
+    first = await reply_frame(stream)
     assert first.call_id == 1 and "already runs" in first.error.message
     replica.gate.set()
-    second = pb.ReplyFrames.FromString(await stream.read()).frames[0]
+    second = await reply_frame(stream)
     assert second.reply == b"<wait>"
     await other.close()
 
