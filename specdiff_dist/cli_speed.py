@@ -333,7 +333,7 @@ def _print(report: dict[str, Any]) -> None:
         table.add_column(title, justify="right")
     for name, numbers in rows:
         table.add_row(name, *(_shown(numbers.get(key)) for key in columns))
-    Console(width=max(120, Console().width)).print(table)
+    Console(width=max(140, Console().width)).print(table)
 
 
 def _shown(value: float | None) -> str:
