@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 PRIOR_SLOPE = 0.02  # of the mean cost per token, until several sizes have been seen
 PRIOR_WEIGHT = 1e-3  # of the spread of sizes: vanishes as soon as sizes vary
+MIN_ASKED = 8.0  # rounds that asked the drafter, before they say more than calibration does
+MIN_GAIN = (
+    1.02  # of rounds that ask over plain ones: they have costs that nobody measures, such as features that travel
+)
 DECAY = 0.98  # about the last 50 calls
 
 
@@ -53,6 +57,26 @@ class OnlineMean:
     def observe(self, value: float) -> None:
         self.weight = DECAY * self.weight + 1.0
         self.mean += (value - self.mean) / self.weight
+
+
+@dataclass(slots=True)
+class AskedRounds:
+    """What rounds came to that asked the drafter, whatever it answered: it may have nothing, and what it has is verified only
+    where its confidences are high, so that the mean acceptance of verified tokens says too much about the next ask."""
+
+    tokens: OnlineMean = field(default_factory=lambda: OnlineMean(0.0))
+    seconds: OnlineMean = field(default_factory=lambda: OnlineMean(0.0))
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """One round: the tokens it committed, and what it took from everybody."""
+        self.tokens.observe(num_tokens)
+        self.seconds.observe(seconds)
+
+    def pays(self, plain_s: float) -> bool | None:
+        """Against rounds of one token that take `plain_s` seconds; None: not enough was seen to tell."""
+        if self.seconds.weight < MIN_ASKED:
+            return None
+        return self.tokens.mean * plain_s > MIN_GAIN * self.seconds.mean
 
 
 @dataclass(frozen=True, slots=True)

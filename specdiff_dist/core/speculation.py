@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specdiff_dist.core.calibration import AcceptanceCalibration
-from specdiff_dist.core.costs import MeasuredCosts
+from specdiff_dist.core.costs import AskedRounds, MeasuredCosts
 from specdiff_dist.core.libraspec import best_length, horizon, libraspec
 from specdiff_dist.core.rows import FloatArray
 from specdiff_dist.errors import InvalidConfig
@@ -66,11 +66,12 @@ class Knowledge:
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     costs: MeasuredCosts = field(default_factory=MeasuredCosts.unknown)
     plain_rounds: PlainRounds = field(default_factory=PlainRounds)
+    asked_rounds: AskedRounds = field(default_factory=AskedRounds)
     additive_length: int | None = None  # this session's, of the additive policy
 
     def for_session(self) -> Knowledge:
         """What a new session starts with: the shared part."""
-        return Knowledge(self.calibration, self.costs, self.plain_rounds)
+        return Knowledge(self.calibration, self.costs, self.plain_rounds, self.asked_rounds)
 
 
 Plan = Generator[int, DraftStatistics, int]
@@ -181,15 +182,24 @@ def plan(policy: Policy, knowledge: Knowledge) -> Plan:
 
 
 def learn(
-    policy: Policy, knowledge: Knowledge, statistics: DraftStatistics, num_verified: int, num_accepted: int
+    policy: Policy,
+    knowledge: Knowledge,
+    statistics: DraftStatistics,
+    num_verified: int,
+    num_accepted: int,
+    *,
+    draft_s: float | None = None,
 ) -> None:
-    """Tells the policy how a round went."""
+    """Tells the policy how a round went. `draft_s`: seconds that asking the drafter took from everybody; None: it was not
+    asked, or nobody measured."""
     if isinstance(policy, Additive):
         length = knowledge.additive_length or min(policy.start, policy.max_length)
         grown = length + 2 if num_accepted == num_verified else length - 1
         knowledge.additive_length = min(max(grown, 1), policy.max_length)
     if isinstance(policy, MeasuredLibraSpec):
         knowledge.plain_rounds.since_look = 0 if num_verified else knowledge.plain_rounds.since_look + 1
+        if draft_s is not None and knowledge.costs.are_known:
+            knowledge.asked_rounds.observe(num_accepted + 1, draft_s + knowledge.costs.verify(num_verified))
         if num_verified:
             knowledge.calibration.observe(statistics.of(policy.statistic), num_verified, num_accepted)
 
@@ -258,7 +268,8 @@ def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
         return _num_blocks(length, block) * draft_s + verify_s[length]
 
     expected = calibration.mean(policy.max_length)
-    if best_length(expected, cost) > 0:
+    pays = knowledge.asked_rounds.pays(verify_s[0])
+    if best_length(expected, cost) > 0 if pays is None else pays:
         knowledge.plain_rounds.period = PROBE_EVERY
     elif not knowledge.plain_rounds.is_time_to_look(costs.verification.num_sharers):
         return 0

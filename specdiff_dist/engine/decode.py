@@ -66,7 +66,10 @@ async def decode(
             )
 
             token_ids, text = session.commit(outcome, block.num_tokens)
-            learn(config.policy, session.knowledge, drafted.block.statistics, block.num_tokens, outcome.num_accepted)
+            learn(
+                config.policy, session.knowledge, drafted.block.statistics, block.num_tokens, outcome.num_accepted,
+                draft_s=_share_s(drafted.block.cost) if drafted.num_calls else None,
+            )  # fmt: skip
             # The first round's calls carry the prompt, and the first draft call its features.
             if session.round_index > (2 if session.feature_layers else 1):
                 draft_cost = drafted.block.cost
@@ -92,6 +95,11 @@ async def decode(
         finally:  # also when that is cancelled: a cancelled caller may be cancelled again
             if drafter is not None:
                 await drafter.release(request.request_id)
+
+
+def _share_s(cost: CallCost) -> float:
+    """What the calls took from everybody: their time, waiting for the forwards of others apart, by those who share them."""
+    return max(cost.wall_s - cost.queue_s, 0.0) / max(cost.batch_size, 1)
 
 
 def _shared(cost: CallCost) -> SharedForward | None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdiff_dist.core.costs import MeasuredCosts, SharedCost, SharedForward
-from specdiff_dist.core.speculation import DraftStatistics, Knowledge, MeasuredLibraSpec, plan
+from specdiff_dist.core.costs import MIN_ASKED, AskedRounds, MeasuredCosts, SharedCost, SharedForward
+from specdiff_dist.core.speculation import DraftStatistics, Knowledge, MeasuredLibraSpec, learn, plan
 
 BASE_S, PER_TOKEN_S = 0.030, 0.002  # of a forward
 
@@ -74,3 +74,37 @@ def test_what_pays_alone_is_given_up_in_a_crowd():
     assert lengths(8, acceptance=0.6) <= lengths(1, acceptance=0.6)
     assert lengths(64, acceptance=0.6) == 0
     assert lengths(8, acceptance=0.9) > 0  # good drafts still pay while the forward's base is worth sharing
+
+
+def test_rounds_that_asked_are_judged_by_what_they_came_to():
+    asked = AskedRounds()
+    assert asked.pays(0.010) is None
+    for _ in range(2 * int(MIN_ASKED)):
+        asked.observe(2, 0.015)
+    assert asked.pays(0.010) is True  # 2 tokens in the time of 1.5 plain rounds
+    assert asked.pays(0.007) is False
+
+
+@pytest.mark.parametrize(("share_answered", "asks"), [(1.0, True), (0.2, False)])
+def test_a_drafter_that_mostly_has_nothing_is_not_asked(share_answered, asks):
+    """Of what is verified 90 % are accepted; but each ask costs half a plain round."""
+    policy, knowledge, rng = MeasuredLibraSpec(2, 2), Knowledge(), np.random.default_rng(0)
+    nothing, good = np.zeros(0), np.full(2, 0.9)
+    num_asks = []
+    for _ in range(2000):
+        steps, statistics, num_verified = plan(policy, knowledge), DraftStatistics(nothing, nothing, nothing), 0
+        has_asked = False
+        try:
+            next(steps)
+            has_asked = True
+            if rng.random() < share_answered:
+                statistics = DraftStatistics(good, good, good)
+            steps.send(statistics)
+        except StopIteration as decided:
+            num_verified = min(decided.value, len(statistics))
+        num_accepted = int(np.argmin(np.append(rng.random(num_verified) < 0.9, False)))
+        draft_s = 0.5 * forward_s(1) if has_asked else None
+        learn(policy, knowledge, statistics, num_verified, num_accepted, draft_s=draft_s)
+        knowledge.costs.observe(len(statistics), draft_s or 0.0, num_verified, forward_s(1 + num_verified))
+        num_asks.append(has_asked)
+    assert np.mean(num_asks[500:]) > 0.95 if asks else np.mean(num_asks[500:]) < 0.1
