@@ -24,6 +24,7 @@ STATISTICS = ("max_prob", "sum_squares", "token_prob")
 MAX_LENGTH = 256
 PROBE_EVERY = 16  # forwards decoded plainly before a first look at whether drafting pays again; doubled after each look
 PROBE_AT_LEAST_EVERY = 256
+TELL_EVERY = 8  # sessions, while looks have long found that drafting does not pay: so many of them know of the drafter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,7 @@ class PlainRounds:
 
     since_look: int = 0
     period: int = PROBE_EVERY
+    num_sessions: int = 0  # that began while drafting had long not paid
 
     def is_time_to_look(self, num_sharers: float) -> bool:
         if self.since_look < self.period * num_sharers - 1:
@@ -68,6 +70,14 @@ class Knowledge:
     plain_rounds: PlainRounds = field(default_factory=PlainRounds)
     asked_rounds: AskedRounds = field(default_factory=AskedRounds)
     additive_length: int | None = None  # this session's, of the additive policy
+
+    def tells_drafter(self, policy: Policy) -> bool:
+        """Whether a session that begins now is to know of the drafter. Keeping it told (its lease, the features of every token)
+        costs something even if it is never asked, so while drafting has long not paid only some sessions look again."""
+        if not isinstance(policy, MeasuredLibraSpec) or self.plain_rounds.period < PROBE_AT_LEAST_EVERY:
+            return True
+        self.plain_rounds.num_sessions += 1
+        return self.plain_rounds.num_sessions % TELL_EVERY == 0
 
     def for_session(self) -> Knowledge:
         """What a new session starts with: the shared part."""

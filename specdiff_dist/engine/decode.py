@@ -51,7 +51,10 @@ async def decode(
     drafter_info = await _info(drafter)
     verifier_info = await verifier.info()
     check_features(drafter_info, verifier_info)
-    session = Session(request, config, tier, verifier_info, drafter_info, detokenizer, knowledge or Knowledge())
+    knowledge = knowledge or Knowledge()
+    if not knowledge.tells_drafter(config.policy):
+        drafter = drafter_info = None
+    session = Session(request, config, tier, verifier_info, drafter_info, detokenizer, knowledge)
     try:
         while session.finish_reason is None:
             started, session.waited_s = perf_counter(), 0.0

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from specdiff_dist.core.costs import MIN_ASKED, AskedRounds, MeasuredCosts, SharedCost, SharedForward
-from specdiff_dist.core.speculation import DraftStatistics, Knowledge, MeasuredLibraSpec, learn, plan
+from specdiff_dist.core.speculation import (
+    PROBE_AT_LEAST_EVERY,
+    PROBE_EVERY,
+    TELL_EVERY,
+    DraftStatistics,
+    Knowledge,
+    MeasuredLibraSpec,
+    Static,
+    learn,
+    plan,
+)
 
 BASE_S, PER_TOKEN_S = 0.030, 0.002  # of a forward
 
@@ -108,3 +118,13 @@ def test_a_drafter_that_mostly_has_nothing_is_not_asked(share_answered, asks):
         knowledge.costs.observe(len(statistics), draft_s or 0.0, num_verified, forward_s(1 + num_verified))
         num_asks.append(has_asked)
     assert np.mean(num_asks[500:]) > 0.95 if asks else np.mean(num_asks[500:]) < 0.1
+
+
+def test_while_drafting_has_long_not_paid_most_sessions_do_not_know_of_the_drafter():
+    policy, knowledge = MeasuredLibraSpec(), Knowledge()
+    assert all(knowledge.tells_drafter(policy) for _ in range(20))
+    knowledge.plain_rounds.period = PROBE_AT_LEAST_EVERY
+    assert sum(knowledge.for_session().tells_drafter(policy) for _ in range(10 * TELL_EVERY)) == 10
+    assert all(knowledge.tells_drafter(Static(2)) for _ in range(20))
+    knowledge.plain_rounds.period = PROBE_EVERY  # a look has found that it pays
+    assert knowledge.tells_drafter(policy)
