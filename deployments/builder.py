@@ -19,7 +19,7 @@ from deployments.router import Router
 from deployments.settings import AppSettings
 from deployments.verifier import Verifier
 from specdiff_dist.core.exactness import check_exact
-from specdiff_dist.drafters import load_drafter
+from specdiff_dist.drafters import load_drafter, split_name
 from specdiff_dist.models import EMBEDDED_MODEL, resolve
 from specdiff_dist.quality import EXACT_TIER
 from specdiff_dist.text import Tokenizer
@@ -54,8 +54,8 @@ def app(args: AppSettings) -> Application:
             **role_options(args),
         ).bind(
             partial(
-                load_drafter, args.drafter, verifier=args.model, dtype=args.drafter_dtype, device=args.device,
-                num_threads=args.drafter_num_threads, max_sessions=args.max_sessions, verifier_dtype=args.dtype,
+                load_drafter, split_name(args.drafter)[0], verifier=args.model, dtype=args.drafter_dtype,
+                device=args.device, num_threads=args.drafter_num_threads, max_sessions=args.max_sessions,
             ),
             **_endpoint_options(args),
             kv_space=KVSpace(args.kv_cache_tokens, 0.1, step=args.kv_step_tokens),

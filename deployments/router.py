@@ -26,9 +26,12 @@ from specdiff_dist.core.calibration import check_table
 from specdiff_dist.core.exactness import check_exact
 from specdiff_dist.core.features import check_features
 from specdiff_dist.core.pair_knowledge import PairKnowledge
+from specdiff_dist.drafters import split_name, with_copying
+from specdiff_dist.drafters.combined import combined_info
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidConfig, InvalidRequest, SpecdiffError
 from specdiff_dist.quality import EXACT_TIER
+from specdiff_dist.roles import Drafter
 from specdiff_dist.simulate.trace import RoundTrace, TraceWriter
 from specdiff_dist.text import Tokenizer
 from specdiff_dist.transport import envelope
@@ -66,7 +69,9 @@ class Router:
         if drafter is not None:
             self._drafters = Replicas(drafter, self._connect(drafter, GrpcDrafter, HandleDrafter), caller)
         self._drafter_handle = drafter
-        self._drafter_info: DrafterInfo | None = None
+        self._copies = split_name(settings.drafter)[1]
+        self._replica_info: DrafterInfo | None = None  # of the drafter replicas
+        self._drafter_info: DrafterInfo | None = None  # of whom the round loop asks
         self._asking: asyncio.Task[None] | None = None
         self._verifier_info = envelope.unpack(await verifier.info.remote(), VerifierInfo)
         if drafter is not None:
@@ -155,13 +160,14 @@ class Router:
             max_tokens=num_prompt + request.max_tokens,
         )  # fmt: skip
 
-    def _drafter(self, request: GenerateRequest) -> LeasedDrafter | None:
+    def _drafter(self, request: GenerateRequest) -> Drafter | None:
         if self._drafters is None:
             return None
-        return LeasedDrafter(
-            self._drafters, self._drafter_info, patience_s=self._settings.drafter_patience_s,
+        leased = LeasedDrafter(
+            self._drafters, self._replica_info, patience_s=self._settings.drafter_patience_s,
             max_tokens=len(request.prompt_token_ids) + request.max_tokens,
         )  # fmt: skip
+        return with_copying(leased, self._verifier_info, max_sessions=1) if self._copies else leased
 
     def _ask_drafter_again(self) -> None:
         """A drafter that was away when this replica started is asked in the background."""
@@ -192,7 +198,7 @@ class Router:
             return
         check_features(info, self._verifier_info)
         check_table(info.calibration, what=f"drafter {info.name!r}")
-        self._drafter_info = info
+        self._replica_info, self._drafter_info = info, combined_info(info) if self._copies else info
 
 
 def _trace_writer(folder: Path, settings: AppSettings) -> TraceWriter:

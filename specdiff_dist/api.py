@@ -24,16 +24,18 @@ from specdiff_dist.core.logit_processing import LogitProcessing
 from specdiff_dist.core.logprobs import TokenLogprob
 from specdiff_dist.core.pair_knowledge import PairKnowledge
 from specdiff_dist.core.randomness import fresh_seed
+from specdiff_dist.drafters import load_drafter, split_name, with_copying
+from specdiff_dist.drafters.combined import combined_info
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.models import ModelFolder, resolve
 from specdiff_dist.quality import resolve_quality
 from specdiff_dist.receipts import usage_report
-from specdiff_dist.roles import DrafterEngine, VerifierEngine
+from specdiff_dist.roles import Drafter, DrafterEngine, VerifierEngine
 from specdiff_dist.simulate.trace import RoundTrace
 from specdiff_dist.text.tokenizer import Tokenizer
 from specdiff_dist.transport.local import LocalDrafter, LocalVerifier
-from specdiff_dist.types import DrafterInfo, GenerateRequest, Receipt, RoundRecord, SamplingParams, TokenChunk
+from specdiff_dist.types import GenerateRequest, Receipt, RoundRecord, SamplingParams, TokenChunk
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
@@ -83,12 +85,24 @@ class Pair:
     """A drafter (or none) and a verifier of one vocabulary. Made by `load_pair`; close it, or use it in a `with`."""
 
     def __init__(
-        self, folder: ModelFolder, tokenizer: Tokenizer, drafter: DrafterEngine | None, verifier: VerifierEngine
+        self,
+        folder: ModelFolder,
+        tokenizer: Tokenizer,
+        drafter: DrafterEngine | None,
+        verifier: VerifierEngine,
+        *,
+        copies: bool = False,
     ) -> None:
+        """`copies`: rounds copy instead of asking the drafter where that pays more (drafters/combined.py)."""
         self.folder = folder
         self.tokenizer = tokenizer
-        self.drafter = None if drafter is None else LocalDrafter(drafter)
+        self.drafter = None if drafter is None else LocalDrafter(drafter)  # whose engine runs here
         self.verifier = LocalVerifier(verifier)
+        self._drafter: Drafter | None = self.drafter  # that the round loop asks
+        self.drafter_info = None if drafter is None else drafter.info  # of that one
+        if self.drafter is not None and self.drafter_info is not None and copies:
+            self._drafter = with_copying(self.drafter, verifier.info)
+            self.drafter_info = combined_info(self.drafter_info)
         self._knowledge = PairKnowledge()  # what speculation policies learn, from all calls
         self._trace: list[list[RoundTrace]] | None = None
         self._runner = asyncio.Runner()
@@ -116,7 +130,7 @@ class Pair:
             _quality(options.get("tier"), options.get("quality")),
             default_tier=DEFAULT_TIER,
             tiers=TIERS,
-            drafter=self._drafter_info,
+            drafter=self.drafter_info,
             greedy_draft=request.sampling.is_greedy,
             is_seeded=options.get("seed") is not None,
         )
@@ -149,10 +163,6 @@ class Pair:
     ) -> None:
         self.close()
 
-    @property
-    def _drafter_info(self) -> DrafterInfo | None:
-        return None if self.drafter is None else self.drafter.engine.info
-
     def _decode(self, request: GenerateRequest, config: DecodeConfig, tier: str) -> AsyncGenerator[TokenChunk, None]:
         detokenizer = self.tokenizer.detokenizer(request.prompt_token_ids)
         recorder = None
@@ -163,11 +173,11 @@ class Pair:
         return decode(
             request,
             config,
-            self.drafter,
+            self._drafter,
             self.verifier,
             tier=tier,
             detokenizer=detokenizer,
-            knowledge=self._knowledge.for_session(config, self._drafter_info, is_greedy=request.sampling.is_greedy),
+            knowledge=self._knowledge.for_session(config, self.drafter_info, is_greedy=request.sampling.is_greedy),
             recorder=recorder,
         )
 
@@ -285,18 +295,14 @@ def load_pair(
     Raises ModelUnavailable with the next step when weights cannot be had; InvalidConfig for unknown names, and
     for a drafter that needs features this verifier does not give.
     """
-    from specdiff_dist.drafters import load_drafter  # torch: only the process that runs the models pays for it
-    from specdiff_dist.verifiers import load_verifier
+    from specdiff_dist.verifiers import load_verifier  # torch: only the process that runs the models pays for it
 
     folder = resolve(model, progress=progress)
     verifier = load_verifier(model, dtype=dtype, device=device, num_threads=num_threads)
-    drafter_engine = (
-        None
-        if drafter is None
-        else load_drafter(
-            drafter, verifier=model, dtype=drafter_dtype, device=device, num_threads=num_threads, verifier_dtype=dtype
-        )
-    )
-    if drafter_engine is not None:
-        check_features(drafter_engine.info, verifier.info)
-    return Pair(folder, Tokenizer.load(folder.path), drafter_engine, verifier)
+    tokenizer = Tokenizer.load(folder.path)
+    if drafter is None:
+        return Pair(folder, tokenizer, None, verifier)
+    name, copies = split_name(drafter)
+    engine = load_drafter(name, verifier=model, dtype=drafter_dtype, device=device, num_threads=num_threads)
+    check_features(engine.info, verifier.info)
+    return Pair(folder, tokenizer, engine, verifier, copies=copies)

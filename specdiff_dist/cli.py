@@ -238,7 +238,7 @@ def _recorded(
     from specdiff_dist.simulate.trace import TraceWriter
 
     request, config, _ = pair.prepare(prompts[0], **options)
-    drafter = None if pair.drafter is None else pair.drafter.engine.info.name
+    drafter = None if pair.drafter_info is None else pair.drafter_info.name
     about: dict[str, object] = {
         "drafter": drafter, "verifier": pair.folder.name, "dtype": dtype, "config": config_report(config),
         "temperature": request.sampling.temperature, "top_k": request.sampling.top_k,

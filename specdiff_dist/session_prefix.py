@@ -14,6 +14,7 @@ from specdiff_dist.errors import InvalidRequest, PrefixMismatch, StaleRound
 from specdiff_dist.types import PrefixStatement, prefix_crc
 
 CacheT = TypeVar("CacheT")
+MAX_RESENDS = 8  # a replica may be replaced, or evict the session, several times within one call
 
 
 def check_anchor(prefix: PrefixStatement) -> None:

@@ -173,6 +173,7 @@ class DraftBlock:
     max_probs: NDArray[np.float32]  # [n] largest probability of that distribution: independent of the sample
     cached_len: int  # committed tokens in the replica's cache after the call
     cost: CallCost = field(default_factory=CallCost)
+    is_local: bool = False  # the caller made it by itself (copied it): no drafter was asked
 
     @property
     def num_tokens(self) -> int:
@@ -186,7 +187,7 @@ class DraftBlock:
             np.minimum(np.maximum(values, 0.0, dtype=np.float64), 1.0)  # float32 rounding may lift them above 1
             for values in (self.confidences, self.max_probs)
         )
-        return DraftStatistics(confidences, max_probs, squares)
+        return DraftStatistics(confidences, max_probs, squares, self.is_local)
 
     def followed_by(self, more: DraftBlock) -> DraftBlock:
         """This block and the tokens drafted after it, with the costs of both calls added."""
@@ -197,6 +198,7 @@ class DraftBlock:
             np.concatenate([self.max_probs, more.max_probs]),
             more.cached_len,
             self.cost + more.cost,
+            self.is_local,
         )
 
     def head(self, length: int) -> DraftBlock:
@@ -205,7 +207,7 @@ class DraftBlock:
             return self
         return DraftBlock(
             self.token_ids[:length], self.proposals.head(length), self.confidences[:length], self.max_probs[:length],
-            self.cached_len, self.cost,
+            self.cached_len, self.cost, self.is_local,
         )  # fmt: skip
 
     @staticmethod

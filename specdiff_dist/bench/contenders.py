@@ -61,15 +61,15 @@ def loaded_pairs(
     Raises as `load_pair`.
     """
     from specdiff_dist.api import Pair, load_pair
-    from specdiff_dist.drafters import load_drafter
+    from specdiff_dist.drafters import load_drafter, split_name
 
     with ExitStack() as opened:
         plain = load_pair(model, drafter=None, dtype=dtype, num_threads=num_threads, progress=progress)
         pairs = [opened.enter_context(plain)]
         for name in drafters:
-            drafter = None
+            drafter, (inner, copies) = None, split_name(name)
             if name != NO_DRAFTER:
-                drafter = load_drafter(name, verifier=model, num_threads=num_threads, verifier_dtype=dtype)
-            pair = Pair(plain.folder, plain.tokenizer, drafter, plain.verifier.engine)
+                drafter = load_drafter(inner, verifier=model, num_threads=num_threads)
+            pair = Pair(plain.folder, plain.tokenizer, drafter, plain.verifier.engine, copies=copies)
             pairs.append(opened.enter_context(pair))
         yield pairs

@@ -1,16 +1,19 @@
-"""What calls cost right now: lines fitted online to the times that replicas report."""
+"""What calls cost right now: curves fitted online to the times that replicas report."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from math import log2
 
 PRIOR_SLOPE = 0.02  # of the mean cost per token, until several sizes have been seen
 PRIOR_WEIGHT = 1e-3  # of the spread of sizes: vanishes as soon as sizes vary
-MIN_ASKED = 8.0  # rounds that asked the drafter, before they say more than calibration does
-MIN_GAIN = (
-    1.02  # of rounds that ask over plain ones: they have costs that nobody measures, such as features that travel
-)
 DECAY = 0.98  # about the last 50 calls
+EXACT_SIZES = 16  # each with a mean of its own; larger sizes share one by fours to an octave
+SIZE_MEMORY = 200.0  # calls that a size's mean remembers
+SIZE_DECAY = 0.999  # of what a size's mean is worth, per call of any size: one bad moment is not believed for ever
+SPEED_MEMORY = 50.0  # calls
+LINE_STRENGTH = 1.0  # calls that the line is worth beside a size's own mean
 
 
 @dataclass(slots=True)
@@ -60,23 +63,71 @@ class OnlineMean:
 
 
 @dataclass(slots=True)
-class AskedRounds:
-    """What rounds came to that asked the drafter, whatever it answered: it may have nothing, and what it has is verified only
-    where its confidences are high, so that the mean acceptance of verified tokens says too much about the next ask."""
+class _Size:
+    """What forwards of about one size took, at speed 1."""
 
-    tokens: OnlineMean = field(default_factory=lambda: OnlineMean(0.0))
-    seconds: OnlineMean = field(default_factory=lambda: OnlineMean(0.0))
+    weight: float
+    mean_x: float
+    mean_y: float
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """One round: the tokens it committed, and what it took from everybody."""
-        self.tokens.observe(num_tokens)
-        self.seconds.observe(seconds)
 
-    def pays(self, plain_s: float) -> bool | None:
-        """Against rounds of one token that take `plain_s` seconds; None: not enough was seen to tell."""
-        if self.seconds.weight < MIN_ASKED:
-            return None
-        return self.tokens.mean * plain_s > MIN_GAIN * self.seconds.mean
+@dataclass(slots=True)
+class OnlineCurve:
+    """Seconds by size, with a mean for every size seen and straight lines between them.
+
+    Not a line, because costs are staircases: a kernel works on some rows at a time, so that on our CPU kernels a second row is
+    free and a fifth costs as much as two. Where the machine is faster or slower for a while it is so for all sizes: that is
+    a factor of its own with a short memory, so that sizes can remember for long. Sizes seen rarely lean on the line.
+    """
+
+    line: OnlineLine = field(default_factory=OnlineLine)
+    _sizes: dict[int, _Size] = field(default_factory=dict)
+    _speed: float = 1.0
+    _num_timed: float = 8.0  # calls that speed 1 is worth to begin with
+    _points: tuple[list[float], list[float]] | None = None  # sizes ascending and their seconds; None: to be made anew
+
+    def observe(self, x: float, y: float) -> None:
+        """One call of size x ≥ 1 that took y seconds."""
+        self.line.observe(x, y)
+        self._points = None
+        for size in self._sizes.values():
+            size.weight *= SIZE_DECAY
+        bucket = int(x) if x <= EXACT_SIZES else EXACT_SIZES + 1 + int(4.0 * log2(x / EXACT_SIZES))
+        known = self._sizes.get(bucket)
+        if known is None:
+            self._sizes[bucket] = _Size(1.0, x, y / self._speed)
+            return
+        if known.mean_y > 0.0:
+            self._num_timed = min(self._num_timed + 1.0, SPEED_MEMORY)
+            self._speed += (y / known.mean_y - self._speed) / self._num_timed
+        known.weight = min(known.weight + 1.0, SIZE_MEMORY)
+        known.mean_x += (x - known.mean_x) / known.weight
+        known.mean_y += (y / max(self._speed, 1e-3) - known.mean_y) / known.weight
+
+    @property
+    def is_known(self) -> bool:
+        return self.line.is_known
+
+    def __call__(self, x: float) -> float:
+        """Seconds at size x."""
+        xs, ys = self._points or self._make_points()
+        at = bisect_left(xs, x)
+        if at == len(xs):
+            slope = self.line.slope if len(xs) < 2 else max(self.line.slope, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
+            return ys[-1] + slope * (x - xs[-1])
+        if at == 0:
+            return ys[0] if x == xs[0] else min(self.line(x), ys[0])
+        share = (x - xs[at - 1]) / (xs[at] - xs[at - 1])
+        return ys[at - 1] + share * (ys[at] - ys[at - 1])
+
+    def _make_points(self) -> tuple[list[float], list[float]]:
+        sizes = sorted(self._sizes.values(), key=lambda size: size.mean_x)
+        xs, ys = [size.mean_x for size in sizes] or [1.0], []
+        for size in sizes:
+            own, lean = size.weight * self._speed * size.mean_y, LINE_STRENGTH * self.line(size.mean_x)
+            ys.append((own + lean) / (size.weight + LINE_STRENGTH))
+        self._points = xs, ys or [0.0]
+        return self._points
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +151,7 @@ class SharedCost:
     they lengthen everybody's round, and speculation would cost a busy server more than it brings.
     """
 
-    forward: OnlineLine = field(default_factory=OnlineLine)  # seconds, by tokens of all calls
+    forward: OnlineCurve = field(default_factory=OnlineCurve)  # seconds, by tokens of all calls
     rest: OnlineMean = field(default_factory=lambda: OnlineMean(0.0))  # seconds of a call beside its forward
     sharers: OnlineMean = field(default_factory=lambda: OnlineMean(1.0))  # calls per forward
 

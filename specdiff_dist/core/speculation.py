@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specdiff_dist.core.asking import MIN_ASKED, Asking
 from specdiff_dist.core.calibration import AcceptanceCalibration
-from specdiff_dist.core.costs import AskedRounds, MeasuredCosts
+from specdiff_dist.core.costs import MeasuredCosts
 from specdiff_dist.core.libraspec import best_length, horizon, libraspec
 from specdiff_dist.core.rows import FloatArray
 from specdiff_dist.errors import InvalidConfig
 
 STATISTICS = ("max_prob", "sum_squares", "token_prob")
 MAX_LENGTH = 256
-PROBE_EVERY = 16  # forwards decoded plainly before a first look at whether drafting pays again; doubled after each look
-PROBE_AT_LEAST_EVERY = 256
-TELL_EVERY = 8  # sessions, while looks have long found that drafting does not pay: so many of them know of the drafter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +32,7 @@ class DraftStatistics:
     token_probs: FloatArray
     max_probs: FloatArray
     sum_squares: FloatArray
+    is_local: bool = False  # see DraftBlock
 
     def __len__(self) -> int:
         return len(self.token_probs)
@@ -45,43 +44,26 @@ class DraftStatistics:
 
 
 @dataclass(slots=True)
-class PlainRounds:
-    """Rounds decoded plainly since the last look at whether drafting pays again. Counted over sessions: short answers alone
-    would never look. Where many sessions share a forward a look lengthens everybody's round, so it comes after so many
-    forwards, not rounds; and ever more rarely while it keeps finding the same."""
-
-    since_look: int = 0
-    period: int = PROBE_EVERY
-    num_sessions: int = 0  # that began while drafting had long not paid
-
-    def is_time_to_look(self, num_sharers: float) -> bool:
-        if self.since_look < self.period * num_sharers - 1:
-            return False
-        self.since_look, self.period = 0, min(2 * self.period, PROBE_AT_LEAST_EVERY)
-        return True
-
-
-@dataclass(slots=True)
 class Knowledge:
     """What policies learn from rounds. All but `additive_length` is shared by the sessions of one drafter-verifier pair."""
 
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     costs: MeasuredCosts = field(default_factory=MeasuredCosts.unknown)
-    plain_rounds: PlainRounds = field(default_factory=PlainRounds)
-    asked_rounds: AskedRounds = field(default_factory=AskedRounds)
+    drafter: Asking = field(default_factory=Asking)  # whoever drafts with a model, or elsewhere
+    copying: Asking = field(default_factory=Asking)  # by the caller itself
     additive_length: int | None = None  # this session's, of the additive policy
 
     def tells_drafter(self, policy: Policy) -> bool:
-        """Whether a session that begins now is to know of the drafter. Keeping it told (its lease, the features of every token)
-        costs something even if it is never asked, so while drafting has long not paid only some sessions look again."""
-        if not isinstance(policy, MeasuredLibraSpec) or self.plain_rounds.period < PROBE_AT_LEAST_EVERY:
-            return True
-        self.plain_rounds.num_sessions += 1
-        return self.plain_rounds.num_sessions % TELL_EVERY == 0
+        """Whether a session that begins now is to know of the drafter."""
+        return not isinstance(policy, MeasuredLibraSpec) or self.drafter.is_told()
+
+    def tells_copying(self, policy: Policy) -> bool:
+        """Whether one that does not know of the drafter is to copy."""
+        return not isinstance(policy, MeasuredLibraSpec) or self.copying.is_told()
 
     def for_session(self) -> Knowledge:
         """What a new session starts with: the shared part."""
-        return Knowledge(self.calibration, self.costs, self.plain_rounds, self.asked_rounds)
+        return Knowledge(self.calibration, self.costs, self.drafter, self.copying)
 
 
 Plan = Generator[int, DraftStatistics, int]
@@ -191,6 +173,32 @@ def plan(policy: Policy, knowledge: Knowledge) -> Plan:
     return _fixed(policy.length if isinstance(policy, Static) else 0)
 
 
+def asks_drafter(policy: Policy, knowledge: Knowledge) -> bool:
+    """Whether a round is to ask the drafter. All policies do but the measured one, which does so while it pays, and to look."""
+    costs = knowledge.costs
+    if not isinstance(policy, MeasuredLibraSpec) or not costs.are_known:
+        return True
+    block, plain_s = min(policy.block, policy.max_length), costs.verify(0)
+    draft_s = costs.draft(block)
+
+    def cost(length: int) -> float:
+        return _num_blocks(length, block) * draft_s + costs.verify(length)
+
+    # Until rounds have told, what tokens are accepted for on average says whether to go on.
+    expected = knowledge.drafter.rounds.weight >= MIN_ASKED or (
+        best_length(knowledge.calibration.mean(policy.max_length), cost) > 0
+    )
+    return knowledge.drafter.is_due(plain_s, costs.verification.num_sharers, expected=expected)
+
+
+def asks_copying(policy: Policy, knowledge: Knowledge) -> bool:
+    """Whether a round that does not ask the drafter is to copy."""
+    costs = knowledge.costs
+    if not isinstance(policy, MeasuredLibraSpec) or not costs.verification.is_known:
+        return True
+    return knowledge.copying.is_due(costs.verify(0), costs.verification.num_sharers, expected=True)
+
+
 def learn(
     policy: Policy,
     knowledge: Knowledge,
@@ -200,16 +208,20 @@ def learn(
     *,
     draft_s: float | None = None,
 ) -> None:
-    """Tells the policy how a round went. `draft_s`: seconds that asking the drafter took from everybody; None: it was not
-    asked, or nobody measured."""
+    """Tells the policy how a round went. `draft_s`: seconds that drafting took from everybody, also where it brought nothing;
+    None: nobody drafted, or nobody measured."""
     if isinstance(policy, Additive):
         length = knowledge.additive_length or min(policy.start, policy.max_length)
         grown = length + 2 if num_accepted == num_verified else length - 1
         knowledge.additive_length = min(max(grown, 1), policy.max_length)
     if isinstance(policy, MeasuredLibraSpec):
-        knowledge.plain_rounds.since_look = 0 if num_verified else knowledge.plain_rounds.since_look + 1
-        if draft_s is not None and knowledge.costs.are_known:
-            knowledge.asked_rounds.observe(num_accepted + 1, draft_s + knowledge.costs.verify(num_verified))
+        for asking, is_local in ((knowledge.drafter, False), (knowledge.copying, True)):
+            if draft_s is None or statistics.is_local != is_local:
+                asking.since_look += 1
+                continue
+            asking.since_look = 0
+            if knowledge.costs.verification.is_known:
+                asking.rounds.observe(num_accepted + 1, draft_s + knowledge.costs.verify(num_verified))
         if num_verified:
             knowledge.calibration.observe(statistics.of(policy.statistic), num_verified, num_accepted)
 
@@ -268,21 +280,11 @@ def _literal(policy: LibraSpec) -> Plan:
 def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
     costs, calibration = knowledge.costs, knowledge.calibration
     block = min(policy.block, policy.max_length)
-    if not costs.are_known:  # nothing measured yet: one block tells
+    if not costs.verification.is_known:  # nothing measured yet: one block tells
         statistics = yield block
         return len(statistics)
 
-    draft_s, verify_s = costs.draft(block), [costs.verify(length) for length in range(policy.max_length + 1)]
-
-    def cost(length: int) -> float:
-        return _num_blocks(length, block) * draft_s + verify_s[length]
-
-    expected = calibration.mean(policy.max_length)
-    pays = knowledge.asked_rounds.pays(verify_s[0])
-    if best_length(expected, cost) > 0 if pays is None else pays:
-        knowledge.plain_rounds.period = PROBE_EVERY
-    elif not knowledge.plain_rounds.is_time_to_look(costs.verification.num_sharers):
-        return 0
+    verify_s = [costs.verify(length) for length in range(policy.max_length + 1)]
     drafted = floor = 0
     while True:
         statistics = yield min(block, policy.max_length - drafted)
@@ -291,13 +293,14 @@ def _measured(policy: MeasuredLibraSpec, knowledge: Knowledge) -> Plan:
         # A later block is drafted given the earlier ones, so its statistics must not decide about them (trap 2).
         floor, drafted = drafted, len(statistics)
         known = calibration.estimate(statistics.of(policy.statistic))
-        acceptance = np.concatenate([known, expected[drafted:]])
+        acceptance = np.concatenate([known, calibration.mean(policy.max_length)[drafted:]])
+        draft_s = 0.0 if statistics.is_local or not costs.draft.is_known else costs.draft(block)
         sunk = _num_blocks(drafted, block)
 
-        def cost_from_here(length: int, sunk: int = sunk) -> float:
+        def cost(length: int, draft_s: float = draft_s, sunk: int = sunk) -> float:
             return max(_num_blocks(length, block), sunk) * draft_s + verify_s[length]
 
-        length = best_length(acceptance[: policy.max_length], cost_from_here, shortest=floor)
+        length = best_length(acceptance[: policy.max_length], cost, shortest=floor)
         if length <= drafted:
             return length
 

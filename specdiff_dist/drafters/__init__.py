@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from specdiff_dist.drafters.combined import CombinedDrafter
+from specdiff_dist.drafters.draft_choice import BLOCK_DRAFT_COST, BLOCK_TOKEN_COST, DRAFT_COST, TOKEN_COST
 from specdiff_dist.errors import InvalidConfig
-from specdiff_dist.roles import DrafterEngine
+from specdiff_dist.roles import Drafter, DrafterEngine
+from specdiff_dist.types import VerifierInfo
 
 WEIGHTS = Path(__file__).parent / "weights"
 EMBEDDED_DRAFTERS = {"diffusion": WEIGHTS / "smollm2-135m"}
 LOOKUP = "prompt-lookup"
 COMBINED = "combined"  # short for diffusion+prompt-lookup
+BLOCK_DTYPE = "int4"  # of a verifier that runs on our CPU kernels
+
+
+def split_name(name: str) -> tuple[str, bool]:
+    """What `load_drafter` is to load for a drafter's name, and whether the caller copies beside it (drafters/combined.py):
+    `combined`, that is `diffusion+prompt-lookup`, or `FOLDER+prompt-lookup`: whichever pays, round by round."""
+    name = f"diffusion+{LOOKUP}" if name == COMBINED else name
+    return name.removesuffix(f"+{LOOKUP}"), name.endswith(f"+{LOOKUP}")
+
+
+def with_copying(drafter: Drafter, verifier: VerifierInfo, *, max_sessions: int = 64) -> CombinedDrafter:
+    """The CombinedDrafter around `drafter`, with what its drafts cost beside a verification by `verifier`."""
+    costs = (BLOCK_DRAFT_COST, BLOCK_TOKEN_COST) if verifier.dtype == BLOCK_DTYPE else (DRAFT_COST, TOKEN_COST)
+    return CombinedDrafter(drafter, max_sessions=max_sessions, draft_cost=costs[0], token_cost=costs[1])
 
 
 def load_drafter(
@@ -21,36 +38,21 @@ def load_drafter(
     device: str = "auto",
     num_threads: int | None = None,
     max_sessions: int = 64,
-    verifier_dtype: str = "auto",
 ) -> DrafterEngine:
     """Loads a drafter for a verifier (a model name, see `models.resolve`).
 
     Args:
-        name: `diffusion` (the weights shipped for smollm2-135m), `prompt-lookup`, or a folder of the same format;
-            `combined`, that is `diffusion+prompt-lookup`, or `FOLDER+prompt-lookup`: whichever pays, round by round.
+        name: `diffusion` (the weights shipped for smollm2-135m), `prompt-lookup`, or a folder of the same format. Of names
+            that combine (`split_name`) only the first part has an engine.
         dtype: float32, bfloat16, int8 (CPU) or auto: the fastest here.
         device: a torch device, or auto: CUDA where there is one.
         num_threads: CPU threads of the whole process; None leaves them alone.
         max_sessions: sessions that keep their cache; the least recently used is dropped above it.
-        verifier_dtype: as the verifier is loaded with: what drafts cost beside a verification decides when they pay.
 
     Raises InvalidConfig for an unknown name or a verifier that the weights were not trained for, ModelUnavailable.
     """
     from specdiff_dist.models import resolve
 
-    name = f"diffusion+{LOOKUP}" if name == COMBINED else name
-    if name.endswith(f"+{LOOKUP}"):
-        from specdiff_dist.drafters.combined import CombinedDrafter
-        from specdiff_dist.drafters.draft_choice import BLOCK_DRAFT_COST, BLOCK_TOKEN_COST, DRAFT_COST, TOKEN_COST
-        from specdiff_dist.verifiers.llama_forward import runs_in_blocks
-
-        inner = load_drafter(
-            name.removesuffix(f"+{LOOKUP}"), verifier=verifier, dtype=dtype, device=device, num_threads=num_threads,
-            max_sessions=max_sessions,
-        )  # fmt: skip
-        in_blocks = runs_in_blocks(resolve(verifier).path, verifier_dtype, device)
-        costs = (BLOCK_DRAFT_COST, BLOCK_TOKEN_COST) if in_blocks else (DRAFT_COST, TOKEN_COST)
-        return CombinedDrafter(inner, name=name, max_sessions=max_sessions, draft_cost=costs[0], token_cost=costs[1])
     is_lookup = name == LOOKUP
     folder = EMBEDDED_DRAFTERS.get(name, Path(name))
     if not is_lookup and not (folder / "config.json").is_file():
@@ -78,4 +80,4 @@ def load_drafter(
     )
 
 
-__all__ = ["COMBINED", "EMBEDDED_DRAFTERS", "LOOKUP", "load_drafter"]
+__all__ = ["COMBINED", "EMBEDDED_DRAFTERS", "LOOKUP", "load_drafter", "split_name", "with_copying"]

@@ -117,11 +117,11 @@ class DraftChoice:
                 if token != came:
                     break
 
-    def of_round(self, committed: IntArray, num_tokens: int) -> str:
+    def of_round(self, committed: IntArray, num_tokens: int, *, copies_only: bool = False) -> str:
         """What this round does: decided once, before it has drafted anything, from `committed` and what past rounds taught."""
         if self._chosen is None or self._chosen[0] != len(committed):
-            choice = self._choose(find_match(committed), num_tokens)
-            if choice == NOTHING and self._num_nothing == TRY_EVERY - 1:
+            choice = self._choose(find_match(committed), num_tokens, copies_only=copies_only)
+            if choice == NOTHING and self._num_nothing >= TRY_EVERY - 1 and not copies_only:
                 choice = DIFFUSION
             self._num_nothing = self._num_nothing + 1 if choice == NOTHING else 0
             self._chosen = len(committed), choice
@@ -135,9 +135,9 @@ class DraftChoice:
         """Notes the diffusion drafter's block of this round, to be judged when its tokens are known."""
         self._block = len(committed), np.concatenate([drafted_before, token_ids])
 
-    def _choose(self, match: Match, num_tokens: int) -> str:
+    def _choose(self, match: Match, num_tokens: int, *, copies_only: bool) -> str:
         """The largest expected gain, a token accepted being worth a verification; verified is the length that is best."""
-        drafts = self._gain(self._diffusion.of(0, num_tokens)) - self._draft_cost
+        drafts = 0.0 if copies_only else self._gain(self._diffusion.of(0, num_tokens)) - self._draft_cost
         copies = self._gain(self.lookup_rates(match, num_tokens)) if match.size else 0.0
         if max(drafts, copies) <= 0.0:
             return NOTHING

@@ -13,7 +13,7 @@ from specdiff_dist.core.costs import SharedForward
 from specdiff_dist.core.features import check_features
 from specdiff_dist.core.randomness import Purpose, uniforms
 from specdiff_dist.core.speculation import Knowledge, learn
-from specdiff_dist.engine.drafting import draft_round
+from specdiff_dist.engine.drafting import draft_round, told_drafter
 from specdiff_dist.engine.judging import judge_round
 from specdiff_dist.engine.recording import round_trace
 from specdiff_dist.engine.session import Session
@@ -48,12 +48,11 @@ async def decode(
     chunk; VerifierUnavailable and InvalidRows at any time. A failing drafter
     never fails the request: its rounds are decoded plainly and the receipt says `degraded`.
     """
+    knowledge = knowledge or Knowledge()
+    drafter = told_drafter(drafter, config.policy, knowledge)
     drafter_info = await _info(drafter)
     verifier_info = await verifier.info()
     check_features(drafter_info, verifier_info)
-    knowledge = knowledge or Knowledge()
-    if not knowledge.tells_drafter(config.policy):
-        drafter = drafter_info = None
     session = Session(request, config, tier, verifier_info, drafter_info, detokenizer, knowledge)
     try:
         while session.finish_reason is None:
@@ -77,7 +76,7 @@ async def decode(
             if session.round_index > (2 if session.feature_layers else 1):
                 draft_cost = drafted.block.cost
                 session.knowledge.costs.observe(
-                    drafted.block.num_tokens, draft_cost.wall_s, block.num_tokens, verify_cost.wall_s,
+                    0 if drafted.block.is_local else drafted.block.num_tokens, draft_cost.wall_s, block.num_tokens, verify_cost.wall_s,
                     draft_shared=_shared(draft_cost), verify_shared=_shared(verify_cost),
                 )  # fmt: skip
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specdiff_dist.core.rows import entries_of
-from specdiff_dist.core.speculation import Off, plan
-from specdiff_dist.engine.session import MAX_RESENDS, Session
+from specdiff_dist.core.speculation import Knowledge, Off, Policy, asks_copying, asks_drafter, plan
+from specdiff_dist.drafters.combined import CombinedDrafter, CopyingDrafter
+from specdiff_dist.engine.session import Session
 from specdiff_dist.errors import DrafterUnavailable, InvalidRows, PrefixMismatch, SpecdiffError
 from specdiff_dist.roles import Drafter
+from specdiff_dist.session_prefix import MAX_RESENDS
 from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo
 
 
@@ -22,6 +25,15 @@ class Drafted:
     length: int
     failed: bool
     num_calls: int = 0
+
+
+def told_drafter(drafter: Drafter | None, policy: Policy, knowledge: Knowledge) -> Drafter | None:
+    """Whom a session that begins now knows of: the drafter, its part that copies, or nobody."""
+    if knowledge.tells_drafter(policy):
+        return drafter
+    if isinstance(drafter, CombinedDrafter) and knowledge.tells_copying(policy):
+        return drafter.copying()
+    return None
 
 
 async def draft_round(session: Session, drafter: Drafter | None, info: DrafterInfo | None) -> Drafted:
@@ -37,6 +49,9 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
         return Drafted(DraftBlock.empty(), 0, True)
     if session.num_featured < session.num_committed - 1:  # the first round: the verifier has not read the prompt yet
         return Drafted(DraftBlock.empty(), 0, False)
+    ask = _whom_to_ask(session, drafter)
+    if ask is None:
+        return Drafted(DraftBlock.empty(), 0, False)
     block, failed, num_calls = DraftBlock.empty(), False, 0
     steps = plan(session.config.policy, session.knowledge)
     try:
@@ -45,7 +60,7 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
             wanted = min(wanted, room - block.num_tokens)
             if wanted > 0 and not failed:
                 try:
-                    more = await _draft(session, drafter, block, wanted)
+                    more = await _draft(session, ask, block, wanted)
                     block = block.followed_by(more) if block.num_tokens else more
                     num_calls += 1
                 except SpecdiffError:  # a drafter never fails a request, whatever it complains of
@@ -55,7 +70,20 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
         return Drafted(block, min(decided.value, block.num_tokens), failed, num_calls)
 
 
-async def _draft(session: Session, drafter: Drafter, block: DraftBlock, wanted: int) -> DraftBlock:
+Ask = Callable[[DraftCall], Awaitable[DraftBlock]]
+
+
+def _whom_to_ask(session: Session, drafter: Drafter) -> Ask | None:
+    """Decided once for the round, before anything is drafted: the drafter, its part that copies, or nobody."""
+    policy, knowledge = session.config.policy, session.knowledge
+    if not isinstance(drafter, CopyingDrafter) and asks_drafter(policy, knowledge):
+        return drafter.draft
+    if isinstance(drafter, CombinedDrafter | CopyingDrafter) and asks_copying(policy, knowledge):
+        return drafter.copy
+    return None
+
+
+async def _draft(session: Session, ask: Ask, block: DraftBlock, wanted: int) -> DraftBlock:
     """Up to `wanted` tokens after those of `block`. A replica that has less of the session gets the rest resent."""
     num_lost = 0
     while num_lost < MAX_RESENDS:
@@ -70,7 +98,7 @@ async def _draft(session: Session, drafter: Drafter, block: DraftBlock, wanted: 
         )  # fmt: skip
         try:
             with session.waiting():
-                more = await drafter.draft(call)
+                more = await ask(call)
         except PrefixMismatch as less:
             session.drafter_cached = max(min(less.cached_len, call.prefix.prefix_len - 1), 0)
             num_lost += 1

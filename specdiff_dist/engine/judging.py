@@ -8,9 +8,10 @@ from specdiff_dist.core.acceptance import Acceptance, accept
 from specdiff_dist.core.logprobs import TokenLogprob, committed_logprobs
 from specdiff_dist.core.rows import FloatArray, SparseRows
 from specdiff_dist.core.rules import needs_rows
-from specdiff_dist.engine.session import MAX_RESENDS, Session
+from specdiff_dist.engine.session import Session
 from specdiff_dist.errors import InvalidRows, PrefixMismatch, VerifierUnavailable
 from specdiff_dist.roles import Verifier
+from specdiff_dist.session_prefix import MAX_RESENDS
 from specdiff_dist.types import CallCost, DraftBlock, ResolveCall, ResolvedToken, TargetRows, VerifyCall
 
 

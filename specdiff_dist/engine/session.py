@@ -32,8 +32,6 @@ from specdiff_dist.types import (
     prefix_crc,
 )  # fmt: skip
 
-MAX_RESENDS = 8  # a replica may be replaced, or evict the session, several times within one call
-
 
 class LogitFields(TypedDict, total=False):
     """Fields of a VerifyCall."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdiff_dist.core.libraspec import expected_tokens
-from specdiff_dist.core.speculation import Knowledge, Policy, learn, plan
+from specdiff_dist.core.speculation import Knowledge, Policy, asks_drafter, learn, plan
 from specdiff_dist.errors import InvalidConfig
 from specdiff_dist.simulate.costs import Costs
 from specdiff_dist.simulate.trace import RoundTrace
@@ -59,8 +59,9 @@ def replay(policy: Policy, requests: Sequence[Sequence[RoundTrace]], costs: Cost
             length, num_drafted, num_calls = _choose(policy, knowledge, one)
             accepted_run = np.append(one.is_accepted(leniency)[:length], False)
             num_accepted = int(np.argmin(accepted_run))
-            learn(policy, knowledge, one.statistics(length), length, num_accepted)
             drafting = costs.round_s(num_drafted, num_calls, length) - costs.verify(length)
+            draft_s = drafting if num_calls else None
+            learn(policy, knowledge, one.statistics(length), length, num_accepted, draft_s=draft_s)
             knowledge.costs.observe(num_drafted, drafting / max(num_calls, 1), length, costs.verify(length))
             lengths.append(length)
             oracles.append(oracle(one, costs, leniency=leniency))
@@ -73,6 +74,8 @@ def replay(policy: Policy, requests: Sequence[Sequence[RoundTrace]], costs: Cost
 
 def _choose(policy: Policy, knowledge: Knowledge, one: RoundTrace) -> tuple[int, int, int]:
     """Length, tokens drafted and draft calls of one round."""
+    if not asks_drafter(policy, knowledge):
+        return 0, 0, 0
     steps = plan(policy, knowledge)
     drafted = calls = 0
     try:

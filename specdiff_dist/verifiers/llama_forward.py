@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdiff_dist.errors import InvalidConfig, ModelUnavailable
 from specdiff_dist.verifiers.device import INT4, pick_device, pick_dtype
-from specdiff_dist.verifiers.folder import read_config, read_tensor, read_tensors, real_vocab_size
+from specdiff_dist.verifiers.folder import read_config, read_tensors, real_vocab_size
 from specdiff_dist.verifiers.forward import Forwarded, ForwardPart
 from specdiff_dist.verifiers.kernels import BlockLayers, BlockMatrix, has_block_layers, is_in_blocks, why_no_kernels
 from specdiff_dist.verifiers.llama_layers import KVCache, LlamaLayers, LlamaShape, Weights, rope_of
@@ -151,11 +151,6 @@ class LlamaForward:
 
 def _why_no_int4(device: torch.device) -> str | None:
     return why_no_kernels() if device.type == "cpu" else f"they do not run on {device}"
-
-
-def runs_in_blocks(folder: Path, dtype: str, device: str = "auto") -> bool:
-    """Whether the verifier in `folder` is run by our CPU kernels, as far as one matrix tells."""
-    return dtype in ("auto", INT4) and _runs_in_blocks(pick_device(device), read_tensor(folder, _ONE_MATRIX))
 
 
 def _runs_in_blocks(device: torch.device, one: Tensor | None) -> bool:
