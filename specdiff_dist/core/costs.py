@@ -12,7 +12,7 @@ DECAY = 0.98  # about the last 50 calls
 EXACT_SIZES = 16  # each with a mean of its own; larger sizes share one by fours to an octave
 SIZE_MEMORY = 200.0  # calls that a size's mean remembers
 SIZE_DECAY = 0.999  # of what a size's mean is worth, per call of any size: one bad moment is not believed for ever
-SPEED_MEMORY = 50.0  # calls
+SPEED_MEMORY = 20.0  # calls
 LINE_STRENGTH = 1.0  # calls that the line is worth beside a size's own mean
 
 
@@ -97,9 +97,10 @@ class OnlineCurve:
         if known is None:
             self._sizes[bucket] = _Size(1.0, x, y / self._speed)
             return
-        if known.mean_y > 0.0:
+        expected = known.mean_y * self.line(x) / max(self.line(known.mean_x), 1e-12)
+        if expected > 0.0:
             self._num_timed = min(self._num_timed + 1.0, SPEED_MEMORY)
-            self._speed += (y / known.mean_y - self._speed) / self._num_timed
+            self._speed += (y / expected - self._speed) / self._num_timed
         known.weight = min(known.weight + 1.0, SIZE_MEMORY)
         known.mean_x += (x - known.mean_x) / known.weight
         known.mean_y += (y / max(self._speed, 1e-3) - known.mean_y) / known.weight

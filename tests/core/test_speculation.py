@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdiff_dist.core.asking import PROBE_EVERY, Asking
 from specdiff_dist.core.libraspec import best_length, expected_tokens
 from specdiff_dist.core.speculation import (
-    PROBE_EVERY,
     Additive,
     ConfidenceThreshold,
     DraftStatistics,
@@ -20,9 +20,9 @@ from specdiff_dist.core.speculation import (
     LibraSpec,
     MeasuredLibraSpec,
     Off,
-    PlainRounds,
     Policy,
     Static,
+    asks_drafter,
     learn,
     max_length,
     plan,
@@ -41,8 +41,11 @@ def drive(
     policy: Policy, draft: Callable[[int], DraftStatistics], knowledge: Knowledge | None = None, room: int = 10**6
 ) -> tuple[int, list[int]]:
     """Length and the sizes of the draft calls; `draft(n)` gives the statistics of the first n tokens."""
-    steps = plan(policy, knowledge or Knowledge())
+    knowledge = knowledge or Knowledge()
     asked: list[int] = []
+    if not asks_drafter(policy, knowledge):
+        return 0, asked
+    steps = plan(policy, knowledge)
     try:
         wanted = next(steps)
         while True:
@@ -121,27 +124,29 @@ def test_measured_turns_off_when_drafting_loses_and_probes(rounds_per_session: i
     for index in range(800):
         if index % rounds_per_session == 0:
             knowledge = shared.for_session()
-        length, _ = drive(policy, lambda n: statistics(np.full(n, 0.6)), knowledge)
+        length, asked = drive(policy, lambda n: statistics(np.full(n, 0.6)), knowledge)
         lengths.append(length)
-        learn(policy, knowledge, statistics(np.full(length, 0.6)), length, 0)
+        learn(
+            policy, knowledge, statistics(np.full(length, 0.6)), length, 0, draft_s=0.1 if asked else None
+        )  # fmt: skip
     assert np.flatnonzero(lengths).tolist() == [15, 47, 111, 239, 495, 751]
 
 
 def test_a_look_comes_after_forwards_and_soon_again_once_drafting_has_paid() -> None:
-    rounds = PlainRounds()
+    losing = Asking()
 
     def num_until_look(num_sharers: float) -> int:
         for count in range(10_000):
-            if rounds.is_time_to_look(num_sharers):
+            if losing.is_due(0.01, num_sharers, expected=False):
                 return count + 1
-            rounds.since_look += 1
+            losing.since_look += 1
         raise AssertionError("it never looks")
 
     assert [num_until_look(8.0) for _ in range(3)] == [8 * 16, 8 * 32, 8 * 64]
     good = taught(draft_s=0.001, verify_base_s=0.04, verify_per_token_s=0.0001)
-    good.plain_rounds.period = 256
+    good.drafter.period = 256
     assert drive(MeasuredLibraSpec(4, 12), lambda n: statistics(np.full(n, 0.6)), good)[0] > 0
-    assert good.plain_rounds.period == PROBE_EVERY
+    assert good.drafter.period == PROBE_EVERY
 
 
 def test_a_few_unlucky_rounds_do_not_end_drafting() -> None:
@@ -149,7 +154,7 @@ def test_a_few_unlucky_rounds_do_not_end_drafting() -> None:
     for _ in range(3):
         length, _ = drive(policy, lambda n: statistics(np.full(n, 0.5)), knowledge)
         assert length > 0
-        learn(policy, knowledge, statistics(np.full(length, 0.5)), length, 0)
+        learn(policy, knowledge, statistics(np.full(length, 0.5)), length, 0, draft_s=0.01)
         knowledge.costs.observe(8, 0.01, length, 0.06 + 0.003 * length)
     assert drive(policy, lambda n: statistics(np.full(n, 0.5)), knowledge)[1]
 

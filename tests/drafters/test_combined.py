@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specdiff_dist import load_pair
 from specdiff_dist.config import Effort
 from specdiff_dist.core.calibration import NUM_BINS, read_table
-from specdiff_dist.drafters import load_drafter
+from specdiff_dist.drafters import split_name
 from specdiff_dist.drafters.combined import MAX_COPIED, CombinedDrafter
 from specdiff_dist.drafters.draft_choice import LOOKUP_RATES
-from specdiff_dist.errors import InvalidConfig, InvalidRequest, PrefixMismatch, StaleRound
-from specdiff_dist.types import DraftBlock, DraftCall, PrefixStatement, SamplingParams, prefix_crc
-from tests.doubles import ScriptedDrafter, TableDrafter
+from specdiff_dist.errors import DrafterUnavailable, InvalidConfig, InvalidRequest, PrefixMismatch, StaleRound
+from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo, PrefixStatement, SamplingParams, prefix_crc
+from tests.doubles import Direct, ScriptedDrafter, TableDrafter
+from tests.law.enumeration import run_now
 from tests.tiny_models import save_drafter, save_verifier, tiny_llama
 
 VOCAB = 100
@@ -22,7 +24,11 @@ REPEATING = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2
 
 def make(**options) -> tuple[CombinedDrafter, ScriptedDrafter]:
     inner = ScriptedDrafter(lambda prefix, n: NINES[:n], VOCAB, **options)
-    return CombinedDrafter(inner, expected_acceptance=(0.4,)), inner
+    return CombinedDrafter(Direct(inner), expected_acceptance=(0.4,)), inner
+
+
+def info_of(drafter: CombinedDrafter) -> DrafterInfo:
+    return run_now(drafter.info())
 
 
 def draft(
@@ -35,7 +41,8 @@ def draft(
     before=(),
     session: str = "s",
 ) -> DraftBlock:
-    return drafter.draft(call_of(tokens, cached=cached, index=index, wanted=wanted, before=before, session=session))
+    call = call_of(tokens, cached=cached, index=index, wanted=wanted, before=before, session=session)
+    return run_now(drafter.draft(call))
 
 
 def call_of(
@@ -71,7 +78,7 @@ def test_a_copys_confidence_is_what_such_matches_were_worth():
 def test_the_inner_drafters_calibration_is_applied():
     table = (tuple(np.linspace(0.0, 0.5, NUM_BINS).tolist()), (0.125,) * NUM_BINS)
     drafter, inner = make(calibration=table)
-    assert drafter.info.calibration == ()
+    assert info_of(drafter).calibration == ()
     own = inner.draft(call_of([1, 2, 3]))
     block = draft(drafter, [1, 2, 3])
     np.testing.assert_allclose(
@@ -101,7 +108,7 @@ def test_the_inner_drafter_is_brought_up_to_date_after_rounds_that_copied():
 
 def test_the_same_call_gives_the_same_block():
     inner = TableDrafter(5)
-    drafter, tokens, cached = CombinedDrafter(inner), [1, 2, 1], 0
+    drafter, tokens, cached = CombinedDrafter(Direct(inner)), [1, 2, 1], 0
     rng = np.random.default_rng(1)
     kinds = set()
     for index in range(40):
@@ -137,14 +144,14 @@ def test_the_prefix_protocol_is_kept():
         draft(drafter, [9, 9, 3], cached=2, index=4)
     with pytest.raises(InvalidRequest):
         draft(drafter, [1, 2], cached=2, index=4)
-    assert (drafter.num_sessions, inner.num_sessions) == (1, 1)
-    drafter.release("s")
-    assert (drafter.num_sessions, inner.num_sessions) == (0, 0)
+    assert (len(drafter._sessions), inner.num_sessions) == (1, 1)
+    run_now(drafter.release("s"))
+    assert (len(drafter._sessions), inner.num_sessions) == (0, 0)
 
 
 def test_a_drafted_block_ends_where_the_drafters_does_and_a_copy_may_be_longer():
     drafter, inner = make(max_draft_tokens=5)
-    assert drafter.info.max_draft_tokens == MAX_COPIED
+    assert info_of(drafter).max_draft_tokens == MAX_COPIED
     assert draft(drafter, REPEATING, wanted=20).num_tokens == MAX_COPIED
     assert draft(drafter, REPEATING, wanted=4, before=[1] * MAX_COPIED).num_tokens == 0
     fresh = [1, 2, 3]
@@ -152,24 +159,83 @@ def test_a_drafted_block_ends_where_the_drafters_does_and_a_copy_may_be_longer()
     assert draft(drafter, fresh, wanted=4, before=[99] * 3, session="t").num_tokens == 2
     assert draft(drafter, fresh, wanted=4, before=[99] * 5, session="t").num_tokens == 0
     assert [call.num_draft_tokens for call in inner.calls] == [5, 2]
-    assert make(max_draft_tokens=20)[0].info.max_draft_tokens == 20
+    assert info_of(make(max_draft_tokens=20)[0]).max_draft_tokens == 20
 
 
-def test_it_is_loaded_by_name(tmp_path):
+def test_names_that_combine(tmp_path):
+    assert split_name("combined") == split_name("diffusion+prompt-lookup") == ("diffusion", True)
+    assert split_name("/some/folder+prompt-lookup") == ("/some/folder", True)
+    assert [split_name(name) for name in ("diffusion", "prompt-lookup")] == [
+        ("diffusion", False),
+        ("prompt-lookup", False),
+    ]
     verifier = str(save_verifier(tmp_path / "verifier", tiny_llama()))
     folder = save_drafter(tmp_path / "drafter", tiny_llama())
-    drafter = load_drafter(f"{folder}+prompt-lookup", verifier=verifier, device="cpu", dtype="float32")
-    assert drafter.info.name == f"{folder}+prompt-lookup"
-    assert not drafter.info.is_deterministic and drafter.info.reports_true_proposals
+    with load_pair(verifier, drafter=f"{folder}+prompt-lookup", device="cpu", dtype="float32") as pair:
+        info = pair.drafter_info
+        assert info is not None and info.name == f"{folder}+prompt-lookup"
+        assert not info.is_deterministic and info.reports_true_proposals
     with pytest.raises(InvalidConfig, match=r"was trained for a vocabulary of"):
-        load_drafter("combined", verifier=verifier, device="cpu")
+        load_pair(verifier, drafter="combined", device="cpu")
     with pytest.raises(InvalidConfig, match="unknown drafter 'nonsense'"):
-        load_drafter("nonsense+prompt-lookup", verifier=verifier)
+        load_pair(verifier, drafter="nonsense+prompt-lookup", device="cpu")
+
+
+def test_a_round_that_copies_tells_and_asks_nobody():
+    drafter, inner = make()
+    copy = draft(drafter, REPEATING)
+    assert copy.is_local and copy.num_tokens == 4 and copy.cost.wall_s > 0.0 and not inner.calls
+    assert copy.followed_by(copy).is_local and copy.head(2).is_local and copy.statistics.is_local
+    assert not draft(drafter, [1, 2, 3], session="t").is_local
+    run_now(drafter.release("u"))  # unknown sessions are fine
+    assert len(inner.calls) == 1
+
+
+def test_a_session_or_a_round_may_do_without_the_drafter():
+    drafter, inner = make()
+    copying = drafter.copying()
+    assert run_now(copying.info()).feature_layers == () and run_now(copying.info()).is_deterministic
+    assert run_now(copying.draft(call_of([1, 2, 3]))).num_tokens == 0
+    assert run_now(copying.draft(call_of(REPEATING, cached=2, index=1))).token_ids.tolist() == [1, 2, 3, 4]
+    assert not inner.calls
+    run_now(copying.release("s"))
+    assert len(drafter._sessions) == 0
+
+    for index in range(
+        40
+    ):  # rounds that were not to ask leave nothing behind that a later one would have to make up for
+        assert run_now(drafter.copy(call_of([1, 2, 3], index=index))).num_tokens == 0
+    assert draft(drafter, [1, 2, 3, 4], cached=2, index=40).token_ids.tolist() == [99] * 4
+
+
+def test_a_drafter_that_forgets_is_told_again_and_given_up_in_the_end():
+    drafter, inner = make()
+    draft(drafter, [1, 2, 3])
+    lost = Lost(inner, times=2)
+    drafter._inner = lost
+    assert draft(drafter, [1, 2, 3, 4], cached=2, index=1).token_ids.tolist() == [99] * 4
+    drafter._inner = Lost(inner, times=100)
+    with pytest.raises(DrafterUnavailable, match="keeps losing"):
+        draft(drafter, [1, 2, 3, 4, 5], cached=3, index=2)
+
+
+class Lost(Direct):
+    """Has forgotten the session so many times."""
+
+    def __init__(self, engine: ScriptedDrafter, times: int) -> None:
+        super().__init__(engine)
+        self._times = times
+
+    async def draft(self, call: DraftCall) -> DraftBlock:
+        self._times -= 1
+        if self._times >= 0:
+            raise PrefixMismatch(0)
+        return await super().draft(call)
 
 
 def test_a_round_that_would_not_pay_drafts_nothing_and_asks_nobody():
     inner = ScriptedDrafter(lambda prefix, n: NINES[:n], VOCAB)
-    drafter = CombinedDrafter(inner, expected_acceptance=(0.1,))
+    drafter = CombinedDrafter(Direct(inner), expected_acceptance=(0.1,))
     block = draft(drafter, [1, 2, 3])
     assert (block.num_tokens, block.cached_len, inner.calls) == (0, 2, [])
     copy = draft(drafter, REPEATING, cached=2, index=1)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from specdiff_dist import load_pair
-from specdiff_dist.drafters import load_drafter
-from specdiff_dist.drafters.combined import CombinedDrafter
+from specdiff_dist.drafters import with_copying
 from specdiff_dist.drafters.draft_choice import BLOCK_DRAFT_COST, BLOCK_TOKEN_COST, DRAFT_COST, TOKEN_COST
 from specdiff_dist.models import ModelFolder
-from specdiff_dist.verifiers.kernels import why_no_kernels
+from specdiff_dist.types import VerifierInfo
+from specdiff_dist.verifiers.device import INT4
+from tests.doubles import Direct, TableDrafter
 
 NUM_QUESTIONS, NUM_TOKENS = 4, 48
 
@@ -35,13 +36,11 @@ def test_the_shipped_weights_agree_with_the_verifier(embedded_model: ModelFolder
     assert 1 + accepted.mean() > 1.6
 
 
-@pytest.mark.skipif(bool(why_no_kernels()), reason=f"no kernels here: {why_no_kernels()}")
-def test_the_combined_drafter_knows_what_its_drafts_cost_beside_this_verifier(embedded_model: ModelFolder):
-    costs = {}
-    for dtype in ("auto", "int4", "float32"):
-        drafter = load_drafter("combined", verifier=embedded_model.name, device="cpu", verifier_dtype=dtype)
-        assert isinstance(drafter, CombinedDrafter)
-        choice = drafter._sessions.get("session").cache
-        costs[dtype] = choice._draft_cost, choice._token_cost
-    assert costs["auto"] == costs["int4"] == (BLOCK_DRAFT_COST, BLOCK_TOKEN_COST)
-    assert costs["float32"] == (DRAFT_COST, TOKEN_COST)
+@pytest.mark.parametrize("dtype", ["int4", "float32", "bfloat16"])
+def test_the_combined_drafter_knows_what_its_drafts_cost_beside_this_verifier(dtype: str):
+    verifier = VerifierInfo("v", 10, 100, (0,), dtype)
+    choice = with_copying(Direct(TableDrafter(10)), verifier)._new_choice()
+    in_blocks = dtype == INT4
+    assert (choice._draft_cost, choice._token_cost) == (
+        (BLOCK_DRAFT_COST, BLOCK_TOKEN_COST) if in_blocks else (DRAFT_COST, TOKEN_COST)
+    )

@@ -131,14 +131,40 @@ async def test_long_stretches_go_in_pieces(monkeypatch):
 
 async def test_the_combined_drafter_restates_features_to_the_inner_one():
     inner = FeatureDrafter(VOCAB)
-    combined = CombinedDrafter(inner, expected_acceptance=(0.3,))
-    assert combined.info.feature_layers == (1, 4)
-    chunks = await answer(Direct(combined), Direct(verifier()), max_tokens=60)
+    combined = CombinedDrafter(Direct(inner), expected_acceptance=(0.3,))
+    assert (await combined.info()).feature_layers == (1, 4)
+    chunks = await answer(combined, Direct(verifier()), max_tokens=60)
     copied = [record for chunk in chunks for record in chunk.rounds if record.num_drafted]
     assert len(copied) > 5 and inner.num_told > len(PROMPT)
     assert not any(record.degraded for record in copied)
-    lost = await answer(Forgetful(combined, 4), Direct(verifier()), max_tokens=60)
+    forgetful = CombinedDrafter(Forgetful(inner, 4), expected_acceptance=(0.3,))
+    lost = await answer(forgetful, Direct(verifier()), max_tokens=60)
     assert not any(record.degraded for chunk in lost for record in chunk.rounds)
+
+
+async def test_the_inner_drafter_is_told_in_pieces_what_long_copies_have_left(monkeypatch):
+    class Told(FeatureDrafter):
+        def draft(self, call: DraftCall) -> DraftBlock:
+            told.append(len(call.prefix.new_token_ids))
+            return super().draft(call)
+
+    monkeypatch.setattr(core_features, "MAX_FEATURE_BYTES", 2 * 6 * 7)  # 7 tokens
+    told: list[int] = []
+    prompt = [i % VOCAB for i in range(40)]  # invites copying, so that the inner one falls behind
+    combined = CombinedDrafter(Forgetful(Told(VOCAB), 61), expected_acceptance=(0.5,))
+    request = make_request(prompt, max_tokens=200, temperature=1.0, seed=2)
+    stream = decode(request, DecodeConfig(policy=Static(3)), combined, Direct(verifier()), tier="exact")
+    chunks = [chunk async for chunk in stream]
+    assert max(told) == 8 and sum(told) > 100  # told everything, several times over
+    assert not any(record.degraded for chunk in chunks for record in chunk.rounds)
+
+
+async def test_a_session_that_only_copies_moves_no_features():
+    inner, judge = FeatureDrafter(VOCAB), verifier()
+    combined = CombinedDrafter(Direct(inner))
+    chunks = await answer(combined.copying(), Direct(judge), max_tokens=60)
+    assert sum(record.num_verified for chunk in chunks for record in chunk.rounds) > 0
+    assert inner.num_told == 0 and all(call.feature_layers == () for call in judge.calls)
 
 
 def test_a_verifier_that_cannot_give_them_is_refused_with_the_next_step():

@@ -18,6 +18,7 @@ import pytest
 from specdiff_dist.config import DecodeConfig
 from specdiff_dist.core import sampling
 from specdiff_dist.core.speculation import Knowledge
+from specdiff_dist.drafters.combined import CombinedDrafter
 from specdiff_dist.engine import decode
 from specdiff_dist.roles import DrafterEngine, VerifierEngine
 from specdiff_dist.types import GenerateRequest, TokenChunk
@@ -81,7 +82,7 @@ def run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def chunks(
     request: GenerateRequest,
     config: DecodeConfig,
-    drafter: DrafterEngine,
+    drafter: DrafterEngine | CombinedDrafter,
     verifier: VerifierEngine,
     *,
     first: bool,
@@ -89,9 +90,10 @@ def chunks(
 ) -> list[TokenChunk]:
     """All chunks of one decode, or the first alone."""
     shared = copy.deepcopy(knowledge)  # learning must not leak from one path into the next
+    role = drafter if isinstance(drafter, CombinedDrafter) else Direct(drafter)
     stream: AsyncIterator[TokenChunk] = decode(
-        request, config, Direct(drafter), Direct(verifier), tier="test", knowledge=shared
-    )
+        request, config, role, Direct(verifier), tier="test", knowledge=shared
+    )  # fmt: skip
     got: list[TokenChunk] = []
     while True:
         try:

@@ -13,7 +13,7 @@ from specdiff_dist.core.speculation import FailFast, Policy
 from specdiff_dist.drafters.combined import CombinedDrafter
 from specdiff_dist.drafters.draft_choice import COPY, DIFFUSION, NOTHING
 from specdiff_dist.types import DraftBlock, DraftCall
-from tests.doubles import TableDrafter, TableVerifier, make_request, random_table
+from tests.doubles import Direct, TableDrafter, TableVerifier, make_request, random_table
 from tests.law.enumeration import Law, chunks, enumerate_paths, total_variation
 from tests.law.test_exact_law import SAMPLED, target_law
 
@@ -25,12 +25,12 @@ class Watched(CombinedDrafter):
     """Counts how rounds drafted after which history of drafts, per committed text."""
 
     def __init__(self, inner: TableDrafter, **options) -> None:
-        super().__init__(inner, **options)
+        super().__init__(Direct(inner), **options)
         self.kinds: dict[tuple[int, ...], Counter[str]] = {}
         self._text: tuple[int, ...] = ()
 
-    def draft(self, call: DraftCall) -> DraftBlock:
-        block = super().draft(call)
+    async def draft(self, call: DraftCall) -> DraftBlock:
+        block = await super().draft(call)
         session = self._sessions.get(call.prefix.session_id)
         text = (*session.token_ids.tolist(), int(call.prefix.new_token_ids[-1]))
         chosen = session.cache.of_round(np.array(text, np.int32), call.num_draft_tokens)
@@ -41,8 +41,8 @@ class Watched(CombinedDrafter):
 class ByTheSample(CombinedDrafter):
     """Looks at the sampled block before it chooses: copies instead where the sample begins with token 0 (trap 2)."""
 
-    def draft(self, call: DraftCall) -> DraftBlock:
-        block = self._inner.draft(call)
+    async def draft(self, call: DraftCall) -> DraftBlock:
+        block = await self._inner.draft(call)
         if block.token_ids[0] != 0:
             return block
         tokens = np.ones(block.num_tokens, np.int32)
@@ -90,6 +90,6 @@ def test_choosing_before_anything_is_drafted_is_exact(
 
 
 def test_choosing_by_the_sampled_block_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = ByTheSample(TableDrafter(VOCAB, 4))
+    drafter = ByTheSample(Direct(TableDrafter(VOCAB, 4)))
     got, target = whole_law(monkeypatch, drafter, DecodeConfig(policy=Static(2)), 3)
     assert total_variation(got, target) > 1e-3
