@@ -155,7 +155,7 @@ async def test_the_inner_drafter_is_told_in_pieces_what_long_copies_have_left(mo
     request = make_request(prompt, max_tokens=200, temperature=1.0, seed=2)
     stream = decode(request, DecodeConfig(policy=Static(3)), combined, Direct(verifier()), tier="exact")
     chunks = [chunk async for chunk in stream]
-    assert max(told) == 8 and sum(told) > 100  # told everything, several times over
+    assert max(told) == 8 and sum(told) > 80  # told everything, several times over
     assert not any(record.degraded for chunk in chunks for record in chunk.rounds)
 
 
