@@ -156,7 +156,7 @@ def bench_round(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default="model's")] = None,
     through: Annotated[str, typer.Option(help="serve: the deployments on this machine; local: one process.")] = "serve",
     model: Model = "smollm2-135m",
-    drafter: DrafterName = "diffusion",
+    drafter: DrafterName = "combined",
     dtype: Dtype = "auto",
     threads: Threads = None,
     as_json: Json = False,

@@ -46,13 +46,13 @@ class Service:
 
 
 @contextmanager
-def tiny_service(folder: Path, port: int, name: str, **settings: Any) -> Iterator[Service]:
+def tiny_service(folder: Path, port: int, name: str, *, copies: bool = False, **settings: Any) -> Iterator[Service]:
     """Serves a pair of MAX_MODEL_LEN tokens of context and VOCAB_SIZE ids, float32, on one thread each."""
     llama = tiny_llama(max_position_embeddings=MAX_MODEL_LEN)
     model = save_verifier(folder / "model", llama)
     drafter = save_drafter(folder / "drafter", llama, max_position_embeddings=MAX_MODEL_LEN)
     made = AppSettings(
-        model=str(model), served_model_name="tiny", drafter=str(drafter), dtype="float32", verifier_num_threads=1,
+        model=str(model), served_model_name="tiny", drafter=f"{drafter}+prompt-lookup" if copies else str(drafter), dtype="float32", verifier_num_threads=1,
         drafter_num_threads=1, **settings,
     )  # fmt: skip
     serve.run(deployments.app(made), name=name, route_prefix=f"/{name}")
