@@ -52,6 +52,7 @@ class DecodeConfig:
     draft_top_k: int = 64  # proposals are truncated to this many tokens before sampling
     max_tv_per_token: float = math.inf  # hard bounds on deviation, whatever the rule: per token …
     tv_budget: float = math.inf  # … and in sum over the answer; once spent, decoding is exact
+    draft_ahead: bool = False  # drafts the next round while this one is verified (engine/ahead.py)
 
     def __post_init__(self) -> None:
         if not 1 <= self.draft_top_k <= 4096:

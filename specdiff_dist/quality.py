@@ -13,6 +13,8 @@
                        "static", "confidence_threshold", "additive", "failfast", "libraspec", "libraspec_measured"
     draft_temperature  number (default: the request's own)
     draft_top_k        tokens a proposal is truncated to before it is sampled from
+    draft_ahead        true: the next round is drafted while this one is verified; pays where drafter and verifier do not share
+                       their processor, for drafters that go by the tokens alone
 
 One language for requests, deployment settings and the command line. `null` means "not given"; unknown keys are errors.
 """
@@ -75,6 +77,7 @@ _FIELDS = (
     "draft_top_k",
     "max_tv_per_token",
     "tv_budget",
+    "draft_ahead",
 )
 
 
@@ -186,6 +189,10 @@ def apply_overrides(base: DecodeConfig, overrides: Mapping[str, object], *, para
     if "draft_top_k" in given:
         path = f"{param}.draft_top_k"
         config = _checked(path, lambda: replace(config, draft_top_k=_integer(given["draft_top_k"], path)))
+    if "draft_ahead" in given:
+        if not isinstance(given["draft_ahead"], bool):
+            raise InvalidRequest("draft_ahead must be true or false", param=f"{param}.draft_ahead")
+        config = replace(config, draft_ahead=given["draft_ahead"])
     for name in ("max_tv_per_token", "tv_budget"):
         if name in given:
             path = f"{param}.{name}"

@@ -34,6 +34,7 @@ def config_report(config: DecodeConfig) -> dict[str, object]:
         "speculation": policy_report(config.policy),
         "draft_temperature": config.draft_temperature,
         "draft_top_k": config.draft_top_k,
+        "draft_ahead": config.draft_ahead,
         "max_tv_per_token": _finite(config.max_tv_per_token),
         "tv_budget": _finite(config.tv_budget),
     }

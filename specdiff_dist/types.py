@@ -330,6 +330,7 @@ class RoundRecord:
     decide_s: float  # all that is not waiting for a role: choose + accept + commit, router arithmetic
     wall_s: float
     degraded: bool
+    drafted_ahead: bool | None = None  # whether a draft asked for ahead was used; None: none had been
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,14 @@ def asks_copying(policy: Policy, knowledge: Knowledge) -> bool:
     return knowledge.copying.is_due(costs.verify(0), costs.verification.num_sharers, expected=True)
 
 
+def next_ask(policy: Policy, knowledge: Knowledge) -> int:
+    """How many tokens `plan` will ask for first, after a round whose tokens have all been accepted."""
+    if isinstance(policy, Additive):
+        length = knowledge.additive_length or min(policy.start, policy.max_length)
+        return min(length + 2, policy.max_length)
+    return next(plan(policy, knowledge), 0)
+
+
 def learn(
     policy: Policy,
     knowledge: Knowledge,

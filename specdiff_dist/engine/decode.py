@@ -13,6 +13,7 @@ from specdiff_dist.core.costs import SharedForward
 from specdiff_dist.core.features import check_features
 from specdiff_dist.core.randomness import Purpose, uniforms
 from specdiff_dist.core.speculation import Knowledge, learn
+from specdiff_dist.engine.ahead import DraftAhead
 from specdiff_dist.engine.drafting import draft_round, told_drafter
 from specdiff_dist.engine.judging import judge_round
 from specdiff_dist.engine.recording import round_trace
@@ -54,13 +55,20 @@ async def decode(
     verifier_info = await verifier.info()
     check_features(drafter_info, verifier_info)
     session = Session(request, config, tier, verifier_info, drafter_info, detokenizer, knowledge)
+    ahead = None
+    if config.draft_ahead and drafter is not None and drafter_info is not None:
+        ahead = DraftAhead(session, drafter, drafter_info)
     try:
         while session.finish_reason is None:
             started, session.waited_s = perf_counter(), 0.0
             position = session.num_committed  # of the first token this round decides
 
-            drafted = await draft_round(session, drafter, drafter_info)
+            drafted = await draft_round(session, drafter, drafter_info, ahead)
             block = drafted.block.head(drafted.length)
+            was_ahead = None
+            if ahead is not None:
+                was_ahead = ahead.settle()
+                ahead.ask(block, drafted.guess)
             accept_uniforms = uniforms(request.seed, Purpose.ACCEPT, position, block.num_tokens)
             target_uniforms = uniforms(request.seed, Purpose.TARGET, position, block.num_tokens + 1)
             outcome, logprobs, verify_cost = await judge_round(
@@ -84,7 +92,7 @@ async def decode(
             record = RoundRecord(
                 drafted.block.num_tokens, block.num_tokens, outcome.num_accepted, drafted.block.cost, verify_cost,
                 decide_s=wall_s - session.waited_s, wall_s=wall_s,
-                degraded=drafted.failed,
+                degraded=drafted.failed, drafted_ahead=was_ahead,
             )  # fmt: skip
             if recorder is not None:
                 recorder(round_trace(drafted, outcome, accept_uniforms, record))
@@ -93,10 +101,14 @@ async def decode(
             yield TokenChunk(token_ids, text, finish_reason, receipt, (record,), logprobs[: len(token_ids)])
     finally:
         try:
-            await verifier.release(request.request_id)
+            if ahead is not None:
+                await ahead.close()
         finally:  # also when that is cancelled: a cancelled caller may be cancelled again
-            if drafter is not None:
-                await drafter.release(request.request_id)
+            try:
+                await verifier.release(request.request_id)
+            finally:
+                if drafter is not None:
+                    await drafter.release(request.request_id)
 
 
 def _share_s(cost: CallCost) -> float:

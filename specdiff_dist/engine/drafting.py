@@ -10,6 +10,7 @@ import numpy as np
 from specdiff_dist.core.rows import entries_of
 from specdiff_dist.core.speculation import Knowledge, Off, Policy, asks_copying, asks_drafter, plan
 from specdiff_dist.drafters.combined import CombinedDrafter, CopyingDrafter
+from specdiff_dist.engine.ahead import DraftAhead
 from specdiff_dist.engine.session import Session
 from specdiff_dist.errors import DrafterUnavailable, InvalidRows, PrefixMismatch, SpecdiffError
 from specdiff_dist.roles import Drafter
@@ -25,6 +26,12 @@ class Drafted:
     length: int
     failed: bool
     num_calls: int = 0
+    next_token_id: int | None = None  # that the drafter would have drafted after `block`, where it was asked to say
+
+    @property
+    def guess(self) -> int | None:
+        """The drafter's own token after those submitted."""
+        return int(self.block.token_ids[self.length]) if self.length < self.block.num_tokens else self.next_token_id
 
 
 def told_drafter(drafter: Drafter | None, policy: Policy, knowledge: Knowledge) -> Drafter | None:
@@ -36,12 +43,15 @@ def told_drafter(drafter: Drafter | None, policy: Policy, knowledge: Knowledge) 
     return None
 
 
-async def draft_round(session: Session, drafter: Drafter | None, info: DrafterInfo | None) -> Drafted:
+async def draft_round(
+    session: Session, drafter: Drafter | None, info: DrafterInfo | None, ahead: DraftAhead | None = None
+) -> Drafted:
     """Drafts as the policy asks, in as many calls as it wants. Nothing can fail here: without a drafter the block stays
-    as long as it is, if need be empty, and the round is decoded plainly."""
-    room = session.num_tokens_left - 1  # one token of the round is the verifier's own
-    if info is not None:
-        room = min(room, info.max_draft_tokens, info.max_model_len - session.num_committed)
+    as long as it is, if need be empty, and the round is decoded plainly.
+
+    With `ahead`, every call asks for a token more than the policy wants, who does not get to see it: the guess to go on from.
+    """
+    room = session.room_for_draft(info)
     if drafter is None or room <= 0 or isinstance(session.config.policy, Off):
         return Drafted(DraftBlock.empty(), 0, False)
     if info is None:  # what it drafts could not be trusted: the exact tier's promise depends on what a drafter is
@@ -52,7 +62,7 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
     ask = _whom_to_ask(session, drafter)
     if ask is None:
         return Drafted(DraftBlock.empty(), 0, False)
-    block, failed, num_calls = DraftBlock.empty(), False, 0
+    block, failed, num_calls, next_token_id = DraftBlock.empty(), False, 0, None
     steps = plan(session.config.policy, session.knowledge)
     try:
         wanted = next(steps)
@@ -60,14 +70,17 @@ async def draft_round(session: Session, drafter: Drafter | None, info: DrafterIn
             wanted = min(wanted, room - block.num_tokens)
             if wanted > 0 and not failed:
                 try:
-                    more = await _draft(session, ask, block, wanted)
+                    num_asked = wanted if ahead is None else min(wanted + 1, room - block.num_tokens)
+                    more = await _draft(session, ask, block, num_asked, ahead)
+                    next_token_id = int(more.token_ids[wanted]) if more.num_tokens > wanted else None
+                    more = more.head(min(more.num_tokens, wanted))
                     block = block.followed_by(more) if block.num_tokens else more
                     num_calls += 1
                 except SpecdiffError:  # a drafter never fails a request, whatever it complains of
                     session.degraded = failed = True
             wanted = steps.send(block.statistics)
     except StopIteration as decided:
-        return Drafted(block, min(decided.value, block.num_tokens), failed, num_calls)
+        return Drafted(block, min(decided.value, block.num_tokens), failed, num_calls, next_token_id)
 
 
 Ask = Callable[[DraftCall], Awaitable[DraftBlock]]
@@ -83,7 +96,7 @@ def _whom_to_ask(session: Session, drafter: Drafter) -> Ask | None:
     return None
 
 
-async def _draft(session: Session, ask: Ask, block: DraftBlock, wanted: int) -> DraftBlock:
+async def _draft(session: Session, ask: Ask, block: DraftBlock, wanted: int, ahead: DraftAhead | None) -> DraftBlock:
     """Up to `wanted` tokens after those of `block`. A replica that has less of the session gets the rest resent."""
     num_lost = 0
     while num_lost < MAX_RESENDS:
@@ -91,14 +104,13 @@ async def _draft(session: Session, ask: Ask, block: DraftBlock, wanted: int) -> 
         end = min(session.drafter_cached + session.max_new_tokens + 1, session.num_committed)
         is_whole = end == session.num_committed
         prefix = session.state_prefix(session.drafter_cached, end)
-        call = DraftCall(
-            prefix, wanted if is_whole else 1, session.config.effort, session.draft_sampling,
-            session.config.draft_top_k, session.request.seed, block.token_ids if is_whole else block.token_ids[:0],
-            session.features_of(prefix),
-        )  # fmt: skip
+        call = session.draft_call(
+            prefix, wanted if is_whole else 1, block.token_ids if is_whole else block.token_ids[:0]
+        )
         try:
             with session.waiting():
-                more = await ask(call)
+                more = None if ahead is None else await ahead.take(call)
+                more = more or await ask(call)
         except PrefixMismatch as less:
             session.drafter_cached = max(min(less.cached_len, call.prefix.prefix_len - 1), 0)
             num_lost += 1

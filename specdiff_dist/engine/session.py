@@ -16,12 +16,14 @@ from specdiff_dist.core.exactness import is_exact
 from specdiff_dist.core.features import FeatureArray, FeatureRows, fault, max_rows
 from specdiff_dist.core.limits import TVLimits
 from specdiff_dist.core.logit_processing import LogitProcessing
+from specdiff_dist.core.rows import IntArray
 from specdiff_dist.core.rules import Cactus, Lenience, needs_entropy
 from specdiff_dist.core.speculation import Knowledge, Off
 from specdiff_dist.engine.stopping import Detokenizer, StopMonitor
 from specdiff_dist.errors import InvalidRequest, InvalidRows
 from specdiff_dist.types import (
     MAX_NARROW_SUPPORT,
+    DraftCall,
     DrafterInfo,
     GenerateRequest,
     PrefixStatement,
@@ -31,6 +33,8 @@ from specdiff_dist.types import (
     VerifyCall,
     prefix_crc,
 )  # fmt: skip
+
+NO_TOKENS: IntArray = np.zeros(0, np.int32)
 
 
 class LogitFields(TypedDict, total=False):
@@ -143,6 +147,24 @@ class Session:
     @property
     def num_tokens_left(self) -> int:
         return self.request.max_tokens - self.monitor.num_tokens
+
+    def tokens_from(self, start: int) -> IntArray:
+        """The committed tokens from position `start` on."""
+        return self._tokens[start : self.num_committed]
+
+    def room_for_draft(self, info: DrafterInfo | None, num_more: int = 0) -> int:
+        """Tokens that a round may draft, once `num_more` more are committed."""
+        room = self.num_tokens_left - num_more - 1  # one token of the round is the verifier's own
+        if info is None:
+            return room
+        return min(room, info.max_draft_tokens, info.max_model_len - self.num_committed - num_more)
+
+    def draft_call(self, prefix: PrefixStatement, num_tokens: int, drafted: IntArray = NO_TOKENS) -> DraftCall:
+        """Asks for `num_tokens` tokens after those `drafted` in the round already."""
+        return DraftCall(
+            prefix, num_tokens, self.config.effort, self.draft_sampling, self.config.draft_top_k, self.request.seed,
+            drafted, self.features_of(prefix),
+        )  # fmt: skip
 
     def state_prefix(self, cached_len: int, end: int | None = None) -> PrefixStatement:
         """States the committed prefix, or its first `end` tokens, to a replica believed to cache `cached_len` of it. The

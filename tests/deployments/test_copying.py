@@ -54,3 +54,12 @@ async def test_rounds_that_copy_ask_no_replica(service: Service):
     num_asked = await num_draft_calls(service) - num_before
     assert 0 < num_asked < counts["num_draft_tokens"] / 4  # a call of this drafter gives four
     assert counts["num_accepted_draft_tokens"] > 0
+
+
+async def test_drafting_ahead_is_refused_where_drafts_go_by_the_past(service: Service):
+    async with service.client() as client:
+        body = body_of(FRESH, quality={"speculation": 2, "draft_ahead": True})
+        refused = await client.post("/v1/completions", json=body)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "quality.draft_ahead" and "drafts from the tokens alone" in error["message"]

@@ -56,6 +56,20 @@ async def test_prompts_and_lengths_of_all_sizes_side_by_side(service):
     assert await ask_all(service, plain) == alone  # greedy in float32: speculation changes no token
 
 
+async def test_drafting_ahead_changes_no_token(service):
+    bodies = [
+        body_of(
+            prompt_of(4 + index, index), temperature=(0, 1.0)[index % 2], seed=index, max_tokens=30,
+            quality={"tier": "exact", "speculation": 1 + index % 3, "draft_ahead": True},
+        )
+        for index in range(12)
+    ]  # fmt: skip
+    alone = await ask_alone(service, bodies)
+    assert await ask_all(service, bodies) == alone
+    greedy = [{**body, "quality": quality(0)} for body in bodies[::2]]
+    assert await ask_all(service, greedy) == alone[::2]
+
+
 async def test_eight_times_the_same_is_eight_times_the_same(service):
     """TGI issue 1411: odd characters only in batches."""
     body = body_of(prompt_of(40), quality=quality(4), max_tokens=40)
