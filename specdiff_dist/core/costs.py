@@ -6,6 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from math import log2
 
+import numpy as np
+
 PRIOR_SLOPE = 0.02  # of the mean cost per token, until several sizes have been seen
 PRIOR_WEIGHT = 1e-3  # of the spread of sizes: vanishes as soon as sizes vary
 DECAY = 0.98  # about the last 50 calls
@@ -13,6 +15,11 @@ EXACT_SIZES = 16  # each with a mean of its own; larger sizes share one by fours
 SIZE_MEMORY = 200.0  # calls that a size's mean remembers
 SIZE_DECAY = 0.999  # of what a size's mean is worth, per call of any size: one bad moment is not believed for ever
 SPEED_MEMORY = 20.0  # calls
+PLANE_DECAY = 0.995  # about the last 200 calls
+PLANE_LEAN = 0.02
+SOLVE_EVERY = 16  # calls: it changes slowly, and solving takes a tenth of a round's arithmetic
+MIN_SHARED = 8.0  # calls that shared a forward, before they say more than what it takes alone
+SHORT_CALL = 24.0  # tokens of a call on average: forwards with more carry pieces of prompts, and say little of rounds
 LINE_STRENGTH = 1.0  # calls that the line is worth beside a size's own mean
 
 
@@ -48,6 +55,57 @@ class OnlineLine:
     def __call__(self, x: float) -> float:
         """Cost at size x; never below a tenth of the mean, whatever an extrapolation says."""
         return max(self.mean_y + self.slope * (x - self.mean_x), 0.1 * self.mean_y)
+
+
+@dataclass(slots=True)
+class OnlinePlane:
+    """Least squares seconds = base + a · tokens + b · calls over the last shared forwards.
+
+    In plain decoding tokens and calls are the same number, so what a further token of a call costs cannot be seen there: the
+    doubt goes to `a` (b leans on 0), and drafting in a crowd has to be seen to be cheap before it is believed to be.
+    """
+
+    weight: float = 0.0
+    _normal: list[float] = field(default_factory=lambda: [0.0] * 9)
+    """Σ over (1, tokens, calls) pairs: 11, 1t, 1c, tt, tc, cc, and with seconds: 1y, ty, cy."""
+    _solution: tuple[float, float, float] | None = None
+    _age: int = 0  # observations since it was made
+
+    def observe(self, num_tokens: float, num_calls: float, seconds: float) -> None:
+        """One call's shared forward."""
+        if seconds <= 0.0:
+            return
+        t, c, y = num_tokens, num_calls, seconds
+        self.weight = PLANE_DECAY * self.weight + 1.0
+        self._normal = [
+            PLANE_DECAY * old + new
+            for old, new in zip(self._normal, (1.0, t, c, t * t, t * c, c * c, y, t * y, c * y), strict=True)
+        ]
+        self._age += 1
+
+    def __call__(self, num_tokens: float, num_calls: float) -> float:
+        is_old = self._solution is None or self._age >= min(SOLVE_EVERY, self.weight)
+        base, a, b = self._solve() if is_old or self._solution is None else self._solution
+        return base + a * num_tokens + b * num_calls
+
+    def _solve(self) -> tuple[float, float, float]:
+        """None of the three is negative: where one would be, it is 0 and the others are fitted without it."""
+        normal = np.array(self._normal)
+        matrix, right = normal[[[0, 1, 2], [1, 3, 4], [2, 4, 5]]], normal[6:]
+        lean = np.zeros((3, 3))
+        lean[2, 2] = PLANE_LEAN * matrix[2, 2]  # of the price of a call: to 0
+        lean[0, 0] = PLANE_LEAN * matrix[0, 0] * 0.1  # base and tokens are told apart last
+        kept = [0, 1, 2]
+        while True:
+            part = np.linalg.solve((matrix + lean)[np.ix_(kept, kept)] + 1e-12 * np.eye(len(kept)), right[kept])
+            if len(kept) == 1 or part.min() >= 0.0:
+                break
+            kept.pop(int(part.argmin()))
+        solution = np.zeros(3)
+        solution[kept] = part
+        self._solution = float(solution[0]), float(solution[1]), float(solution[2])
+        self._age = 0
+        return self._solution
 
 
 @dataclass(slots=True)
@@ -152,22 +210,26 @@ class SharedCost:
     they lengthen everybody's round, and speculation would cost a busy server more than it brings.
     """
 
-    forward: OnlineCurve = field(default_factory=OnlineCurve)  # seconds, by tokens of all calls
+    alone: OnlineCurve = field(default_factory=OnlineCurve)  # seconds of a forward that nobody shares
+    shared: OnlinePlane = field(default_factory=OnlinePlane)  # of one that several do
     rest: OnlineMean = field(default_factory=lambda: OnlineMean(0.0))  # seconds of a call beside its forward
     sharers: OnlineMean = field(default_factory=lambda: OnlineMean(1.0))  # calls per forward
 
     def observe(self, num_tokens: int, wall_s: float, shared: SharedForward | None) -> None:
         """One call of `num_tokens` tokens; without `shared` all its time goes by its own tokens."""
         if shared is None:
-            self.forward.observe(num_tokens, wall_s)
+            self.alone.observe(num_tokens, wall_s)
             return
-        self.forward.observe(shared.num_tokens, shared.seconds)
+        if shared.num_calls == 1:
+            self.alone.observe(shared.num_tokens, shared.seconds)
+        elif shared.num_tokens <= SHORT_CALL * shared.num_calls:
+            self.shared.observe(shared.num_tokens, shared.num_calls, shared.seconds)
         self.rest.observe(max(wall_s - shared.seconds - shared.queue_s, 0.0))
         self.sharers.observe(shared.num_calls)
 
     @property
     def is_known(self) -> bool:
-        return self.forward.is_known
+        return self.alone.is_known or self.shared.weight > 0.0
 
     @property
     def num_sharers(self) -> float:
@@ -175,7 +237,16 @@ class SharedCost:
         return max(self.sharers.mean, 1.0)
 
     def __call__(self, num_tokens: float) -> float:
-        return (self.rest.mean + self.forward(self.num_sharers * num_tokens)) / self.num_sharers
+        sharers = self.num_sharers
+        crowd = min(sharers - 1.0, 1.0) if self.alone.is_known else 1.0
+        if self.shared.weight < MIN_SHARED and self.alone.is_known:
+            crowd = 0.0
+        forward_s = 0.0
+        if crowd < 1.0:
+            forward_s += (1.0 - crowd) * self.alone(sharers * num_tokens)
+        if crowd > 0.0:
+            forward_s += crowd * self.shared(sharers * num_tokens, sharers)
+        return (self.rest.mean + forward_s) / sharers
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdiff_dist.core.costs import MeasuredCosts, OnlineCurve, SharedCost, SharedForward
+from specdiff_dist.core.costs import MeasuredCosts, OnlineCurve, OnlinePlane, SharedCost, SharedForward
 from specdiff_dist.core.speculation import DraftStatistics, Knowledge, MeasuredLibraSpec, asks_drafter, plan
 
 BASE_S, PER_TOKEN_S = 0.030, 0.002  # of a forward
@@ -27,7 +27,7 @@ def observed(num_sharers: int, *, rest_s: float = 0.0) -> SharedCost:
 def test_a_call_is_charged_its_share(num_sharers, num_tokens):
     cost = observed(num_sharers, rest_s=0.004)
     expected = (0.004 + forward_s(num_sharers * num_tokens)) / num_sharers
-    assert cost(num_tokens) == pytest.approx(expected, rel=1e-3)
+    assert cost(num_tokens) == pytest.approx(expected, rel=6e-3)
 
 
 def test_waiting_for_the_forwards_of_others_is_not_the_calls_own_cost():
@@ -50,7 +50,8 @@ def test_a_replica_that_tells_nothing_is_charged_by_the_clock():
 def lengths(num_sharers: int, *, acceptance: float) -> int:
     """What the measured policy submits when every call shares its forward with so many alike."""
     draft, verification = observed(num_sharers), observed(num_sharers)
-    draft.forward, draft.rest = SharedCost().forward, SharedCost().rest
+    draft = SharedCost()
+    draft.sharers = verification.sharers
     for _ in range(300):
         draft.observe(8, 0.002 * num_sharers, SharedForward(0.002 * num_sharers, 8 * num_sharers, num_sharers))
     knowledge = Knowledge(costs=MeasuredCosts(draft, verification))
@@ -81,6 +82,39 @@ def test_what_pays_alone_is_given_up_in_a_crowd():
 def stairs_s(num_tokens: float) -> float:
     """As our kernels on a CPU: two rows cost as much as one, and three more than both."""
     return 0.004 * ((num_tokens + 1) // 2) + 0.001
+
+
+def test_what_a_call_and_what_a_token_costs_are_told_apart():
+    plane, rng = OnlinePlane(), np.random.default_rng(0)
+    for _ in range(500):
+        calls = int(rng.integers(2, 9))
+        tokens = int(rng.integers(1, 4, calls).sum())
+        plane.observe(tokens, calls, (0.004 + 0.001 * tokens + 0.0005 * calls) * rng.normal(1.0, 0.1))
+    assert plane(8, 8) == pytest.approx(0.016, rel=0.06)
+    assert plane(24, 8) - plane(8, 8) == pytest.approx(0.016, rel=0.2)
+
+
+def test_before_anybody_has_drafted_in_a_crowd_a_further_token_is_as_dear_as_a_plain_one():
+    plane, rng = OnlinePlane(), np.random.default_rng(0)
+    for calls in rng.integers(2, 9, 300).tolist():
+        plane.observe(calls, calls, 0.004 + 0.0016 * calls)
+    assert plane(8, 8) == pytest.approx(0.004 + 0.0016 * 8, rel=0.03)
+    assert plane(16, 8) - plane(8, 8) > 0.85 * 8 * 0.0016
+
+
+def test_nothing_is_cheaper_than_nothing():
+    plane, rng = OnlinePlane(), np.random.default_rng(1)
+    for _ in range(50):
+        plane.observe(int(rng.integers(2, 9)), int(rng.integers(2, 9)), 0.01 * rng.random())
+        assert min(plane._solve()) >= 0.0
+
+
+def test_pieces_of_prompts_in_a_forward_say_nothing_of_what_drafts_cost():
+    cost = SharedCost()
+    for _ in range(100):
+        cost.observe(1, 0.016, SharedForward(0.016, 8, 8))
+        cost.observe(1, 0.300, SharedForward(0.300, 264, 9))
+    assert cost(1) < 0.004
 
 
 def test_costs_that_go_in_steps_are_learned_as_steps():
