@@ -8,8 +8,10 @@ from math import sqrt
 from specdiff_dist.core.costs import OnlineMean
 
 MIN_ASKED = 8.0  # rounds that drafted so, before they say more than calibration does
-MIN_GAIN = 1.02  # over plain rounds: drafting has costs that nobody measures, such as features that travel
-MEMORY = 0.99  # of tokens per round, about the last 100: they scatter more than what is to be told apart
+MIN_GAIN = (
+    1.05  # over plain rounds: drafting has costs that nobody measures, such as the router's and features that travel
+)
+MEMORY = 0.995  # of tokens per round, about the last 200: they scatter more than what is to be told apart
 PROBE_EVERY = 16  # forwards without it before a first look at whether it pays again; doubled after each look
 PROBE_AT_LEAST_EVERY = 256
 TELL_EVERY = 8  # sessions, while looks have long found that it does not pay: so many of them know of it

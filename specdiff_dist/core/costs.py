@@ -16,7 +16,7 @@ SIZE_MEMORY = 200.0  # calls that a size's mean remembers
 SIZE_DECAY = 0.999  # of what a size's mean is worth, per call of any size: one bad moment is not believed for ever
 SPEED_MEMORY = 20.0  # calls
 PLANE_DECAY = 0.995  # about the last 200 calls
-PLANE_LEAN = 0.02
+PLANE_LEAN = 0.002
 SOLVE_EVERY = 16  # calls: it changes slowly, and solving takes a tenth of a round's arithmetic
 MIN_SHARED = 8.0  # calls that shared a forward, before they say more than what it takes alone
 SHORT_CALL = 24.0  # tokens of a call on average: forwards with more carry pieces of prompts, and say little of rounds
@@ -94,7 +94,7 @@ class OnlinePlane:
         matrix, right = normal[[[0, 1, 2], [1, 3, 4], [2, 4, 5]]], normal[6:]
         lean = np.zeros((3, 3))
         lean[2, 2] = PLANE_LEAN * matrix[2, 2]  # of the price of a call: to 0
-        lean[0, 0] = PLANE_LEAN * matrix[0, 0] * 0.1  # base and tokens are told apart last
+        lean[0, 0] = 1e-6 * matrix[0, 0]  # one size alone tells no base
         kept = [0, 1, 2]
         while True:
             part = np.linalg.solve((matrix + lean)[np.ix_(kept, kept)] + 1e-12 * np.eye(len(kept)), right[kept])
