@@ -14,6 +14,7 @@ MIN_GAIN = (
 MEMORY = 0.995  # of tokens per round, about the last 200: they scatter more than what is to be told apart
 PROBE_EVERY = 16  # forwards without it before a first look at whether it pays again; doubled after each look
 PROBE_AT_LEAST_EVERY = 256
+COPY_AT_LEAST_EVERY = 64
 TELL_EVERY = 8  # sessions, while looks have long found that it does not pay: so many of them know of it
 
 
@@ -26,6 +27,8 @@ class AskedRounds:
     than the scatter of a hundred rounds, and giving up costs more than a few rounds too many.
     """
 
+    min_gain: float = MIN_GAIN
+    num_doubts: float = 1.0  # standard errors
     weight: float = 0.0  # rounds
     mean_tokens: float = 0.0  # committed per round
     var_tokens: float = 0.0
@@ -44,8 +47,8 @@ class AskedRounds:
         """Against rounds of one token that take `plain_s` seconds; None: not enough was seen to tell."""
         if self.weight < MIN_ASKED:
             return None
-        doubt = sqrt(self.var_tokens / self.weight) if self.is_paying else 0.0
-        self.is_paying = (self.mean_tokens + doubt) * plain_s > MIN_GAIN * self.seconds.mean
+        doubt = self.num_doubts * sqrt(self.var_tokens / self.weight) if self.is_paying else 0.0
+        self.is_paying = (self.mean_tokens + doubt) * plain_s > self.min_gain * self.seconds.mean
         return self.is_paying
 
 
@@ -59,6 +62,7 @@ class Asking:
     """
 
     rounds: AskedRounds = field(default_factory=AskedRounds)
+    longest_period: int = PROBE_AT_LEAST_EVERY  # forwards between looks
     since_look: int = 0  # rounds
     period: int = PROBE_EVERY
     num_sessions: int = 0  # that began while it had long not paid
@@ -71,13 +75,19 @@ class Asking:
             return True
         if self.since_look < self.period * num_sharers - 1:
             return False
-        self.since_look, self.period = 0, min(2 * self.period, PROBE_AT_LEAST_EVERY)
+        self.since_look, self.period = 0, min(2 * self.period, self.longest_period)
         return True
 
     def is_told(self) -> bool:
         """Whether a session that begins now is to know of it. Being ready for it costs something even where it is never used (a
         lease, the features of every token), so while it has long not paid only some sessions look again."""
-        if self.period < PROBE_AT_LEAST_EVERY:
+        if self.period < self.longest_period:
             return True
         self.num_sessions += 1
         return self.num_sessions % TELL_EVERY == 0
+
+
+def copying() -> Asking:
+    """Copies cost next to nothing to look for, and are verified only where their chances are good: giving them up wrongly
+    loses more than going on wrongly."""
+    return Asking(AskedRounds(min_gain=1.0, num_doubts=2.0), longest_period=COPY_AT_LEAST_EVERY)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specdiff_dist.core.asking import MIN_ASKED, Asking
+from specdiff_dist.core.asking import MIN_ASKED, Asking, copying
 from specdiff_dist.core.calibration import AcceptanceCalibration
 from specdiff_dist.core.costs import MeasuredCosts
 from specdiff_dist.core.libraspec import best_length, horizon, libraspec
@@ -50,7 +50,7 @@ class Knowledge:
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     costs: MeasuredCosts = field(default_factory=MeasuredCosts.unknown)
     drafter: Asking = field(default_factory=Asking)  # whoever drafts with a model, or elsewhere
-    copying: Asking = field(default_factory=Asking)  # by the caller itself
+    copying: Asking = field(default_factory=copying)  # by the caller itself
     additive_length: int | None = None  # this session's, of the additive policy
 
     def tells_drafter(self, policy: Policy) -> bool:

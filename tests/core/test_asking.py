@@ -120,4 +120,4 @@ def test_a_crowd_that_copying_does_not_pay_for_looks_rarely():
             num_asks += index >= 2000
         learn(policy, knowledge, DraftStatistics(nothing, nothing, nothing, draft_s is not None), 0, 0, draft_s=draft_s)
         knowledge.costs.observe(0, 0.0, 0, forward_s(1))
-    assert num_asks <= 10
+    assert num_asks <= 35
