@@ -1,4 +1,4 @@
-"""Drafter and verifier that do not agree on the vocabulary's size: padded output matrices, larger relatives."""
+"""K16: drafter and verifier that do not agree on the vocabulary's size: padded output matrices, larger relatives."""
 
 from __future__ import annotations
 
