@@ -45,6 +45,7 @@ def test_quality_names_what_was_asked_and_measured():
             "speculation": {"policy": "confidence_threshold", "length": 8, "threshold": 0.4, "statistic": "max_prob"},
             "draft_temperature": None,
             "draft_top_k": 64,
+            "draft_ahead": False,
             "max_tv_per_token": None,
             "tv_budget": None,
         },

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from specdiff_dist.batching import Steps, run_alone
 from specdiff_dist.core.features import FeatureArray
@@ -19,6 +19,7 @@ from specdiff_dist.types import (
     CallCost,
     ResolveCall,
     ResolvedToken,
+    SamplingParams,
     TargetRows,
     VerifierInfo,
     VerifyCall,
@@ -26,6 +27,7 @@ from specdiff_dist.types import (
 from specdiff_dist.verifiers.features import wire_features
 from specdiff_dist.verifiers.forward import Forwarded, ForwardPart, ModelForward
 from specdiff_dist.verifiers.held_rows import HeldRows
+from specdiff_dist.verifiers.narrow_rows import can_be_narrow, narrow_rows
 from specdiff_dist.verifiers.shared_prefixes import MAX_TOKENS, SharedPrefixes
 from specdiff_dist.verifiers.target_rows import target_rows
 
@@ -80,8 +82,20 @@ class CausalLMVerifier(Generic[CacheT]):
         return run_alone(self.verifying(call), self.forward_parts)
 
     def forward_parts(self, parts: Sequence[ForwardPart[CacheT]]) -> list[Forwarded]:
-        """One forward for what `verifying` of several sessions asked for."""
-        return self._model.forward_parts(parts)
+        """One forward for what `verifying` of several sessions asked for, and the narrow rows of all that sample alike."""
+        done = self._model.forward_parts(parts)
+        alike: dict[SamplingParams, list[int]] = {}
+        for index, part in enumerate(parts):
+            if part.sampling is not None and part.num_logits:
+                alike.setdefault(part.sampling, []).append(index)
+        for sampling, indices in alike.items():
+            logits = [done[index].logits for index in indices]
+            rows = narrow_rows(
+                logits[0] if len(logits) == 1 else torch.cat(logits), [len(one) for one in logits], sampling
+            )
+            for index, own in zip(indices, rows, strict=True):
+                done[index] = replace(done[index], rows=own)
+        return done
 
     def verifying(self, call: VerifyCall) -> Steps[ForwardPart[CacheT], Forwarded, TargetRows]:
         """`verify` as a coroutine that yields the forwards it needs."""
@@ -96,17 +110,22 @@ class CausalLMVerifier(Generic[CacheT]):
             self._prefixes.cut(session_id, length)
             skipped = call.feature_start - call.prefix.prefix_len  # leading tokens without features
             known = self._begin_alike(call, session) if length == 0 else None
-            logits, features = yield from self._forward(
+            narrow = call.processing is None and can_be_narrow(call.sampling, self._model.vocab_size)
+            forwarded, features = yield from self._forward(
                 session,
                 tokens[session.cached_len - length :],
                 len(call.draft_token_ids) + 1,
                 call.feature_layers,
                 skipped,
                 known,
+                call.sampling if narrow else None,
             )
             if length == 0:
                 self._share(call, session, features)
-            target = target_rows(logits, call, cached_len=session.cached_len, token_ids=session.token_ids)
+            logits = forwarded.logits
+            target = target_rows(
+                logits, call, cached_len=session.cached_len, token_ids=session.token_ids, narrow=forwarded.rows
+            )
             if call.hold_rows and target.is_wide:
                 session.held = HeldRows(logits, call, session.token_ids)
             return target if features is None else replace(target, features=features)
@@ -152,9 +171,10 @@ class CausalLMVerifier(Generic[CacheT]):
         layers: tuple[int, ...],
         skipped: int,
         known: FeatureArray | None,
-    ) -> Steps[ForwardPart[CacheT], Forwarded, tuple[Tensor, FeatureArray | None]]:
-        """Adds `tokens` to the session; the last `num_logits` logits, and the features of all but the first `skipped`
-        tokens (None without layers). `known`: features of tokens before these that the session has been given."""
+        sampling: SamplingParams | None,
+    ) -> Steps[ForwardPart[CacheT], Forwarded, tuple[Forwarded, FeatureArray | None]]:
+        """Adds `tokens` to the session; the last `num_logits` logits, with narrow rows for `sampling`, and the features of all
+        but the first `skipped` tokens (None without layers). `known`: features of tokens before these that the session has been given."""
         hidden: list[FeatureArray] = []
         if known is not None and layers:
             hidden.append(known[skipped:])
@@ -163,7 +183,7 @@ class CausalLMVerifier(Generic[CacheT]):
             is_last = len(tokens) <= max(self._prefill_chunk, num_logits)
             chunk = tokens if is_last else tokens[: min(self._prefill_chunk, len(tokens) - num_logits)]
             forwarded = yield ForwardPart(
-                session.cache, chunk, num_logits if is_last else 0, layers if skipped < len(chunk) else ()
+                session.cache, chunk, num_logits if is_last else 0, layers if skipped < len(chunk) else (), sampling
             )
             session.extend(chunk)
             if forwarded.features is not None:
@@ -171,7 +191,7 @@ class CausalLMVerifier(Generic[CacheT]):
             skipped = max(skipped - len(chunk), 0)
             tokens = tokens[len(chunk) :]
             if is_last:
-                return forwarded.logits, self._joined(hidden, layers)
+                return forwarded, self._joined(hidden, layers)
 
     def _joined(self, hidden: list[FeatureArray], layers: tuple[int, ...]) -> FeatureArray | None:
         if not layers:

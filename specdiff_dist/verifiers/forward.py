@@ -8,7 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from specdiff_dist.core.rows import IntArray
+from specdiff_dist.core.rows import IntArray, SparseRows
+from specdiff_dist.types import SamplingParams
 
 CacheT = TypeVar("CacheT")
 
@@ -21,6 +22,7 @@ class ForwardPart(Generic[CacheT]):
     token_ids: IntArray  # [t ≥ 1], appended to the cache
     num_logits: int  # 0 … t: wanted after so many of the last tokens
     feature_layers: tuple[int, ...] = ()  # ascending
+    sampling: SamplingParams | None = None  # where the logits are only wanted for rows that narrow_rows.py makes
 
     @property
     def num_tokens(self) -> int:
@@ -33,6 +35,7 @@ class Forwarded:
 
     logits: Tensor
     features: Tensor | None  # None without feature layers
+    rows: SparseRows | None = None  # made of the logits; None where they are to be looked at by the call itself
 
 
 class ModelForward(Protocol[CacheT]):

@@ -51,6 +51,7 @@ def target_rows(
     cached_len: int,
     token_ids: IntArray | None = None,
     cost: CallCost | None = None,
+    narrow: SparseRows | None = None,
 ) -> TargetRows:
     """The target's law at d + 1 positions, in float32: `call.processing`, if any, then `call.sampling`: temperature, then
     min-p, then top-k, then top-p. With logprobs of the raw logits if the call asks for them.
@@ -64,15 +65,19 @@ def target_rows(
         logits: float32 [d + 1, V] on any device; -inf forbids a token. Only small results leave the device.
         call: its `proposals` and `target_uniforms` are used for wide rows only.
         token_ids: committed and draft tokens of the call; only penalties look at them.
+        narrow: the law, where narrow_rows.py has made it already (and found nothing broken).
 
     Raises InvalidRows when a row has a NaN, +inf or nothing but -inf (no token is ever made up from it), InvalidRequest
     when rows are wide and the proposals that wide replies need are missing or do not fit.
     """
-    _check_finite(logits)
-    processed = process_logits(logits, call, token_ids)
-    if processed is not logits:
-        _check_finite(processed, "the logits after the request's processing")
-    target = _law(processed, call, cached_len, cost or CallCost())
+    if narrow is not None:
+        target = TargetRows(narrow, narrow.row_sums(), None, None, cached_len, cost or CallCost())
+    else:
+        _check_finite(logits)
+        processed = process_logits(logits, call, token_ids)
+        if processed is not logits:
+            _check_finite(processed, "the logits after the request's processing")
+        target = _law(processed, call, cached_len, cost or CallCost())
     if call.num_logprobs is None:
         return target
     return replace(target, logprobs=read_logprobs(logits, target, call))

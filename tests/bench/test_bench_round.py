@@ -13,7 +13,7 @@ import pytest
 def test_bench_round_through_serve():
     command = [sys.executable, "-m", "specdiff_dist.cli", "bench", "round"]
     done = subprocess.run(
-        [*command, "--num-requests", "1", "--max-tokens", "40", "--tier", "exact", "--json"],
+        [*command, "--num-requests", "1", "--max-tokens", "40", "--tier", "exact", "--drafter", "diffusion", "--json"],
         capture_output=True,
         text=True,
         timeout=300,
