@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import sqrt
+from math import log2, sqrt
 
 from specdiff_dist.core.costs import OnlineMean
 
 MIN_ASKED = 8.0  # rounds that drafted so, before they say more than calibration does
-MIN_GAIN = (
-    1.05  # over plain rounds: drafting has costs that nobody measures, such as the router's and features that travel
-)
+MIN_COPIED = 64.0  # rounds that copied: an answer's first rounds have little to copy
+MIN_GAIN = 1.05  # over plain rounds: some costs nobody measures, as the router's time, and features that travel
 MEMORY = 0.995  # of tokens per round, about the last 200: they scatter more than what is to be told apart
+LOOK_MEMORY = 0.95  # while it does not pay: looks are few, and are there to tell of a change
 PROBE_EVERY = 16  # forwards without it before a first look at whether it pays again; doubled after each look
 PROBE_AT_LEAST_EVERY = 256
 COPY_AT_LEAST_EVERY = 64
@@ -27,8 +27,7 @@ class AskedRounds:
     than the scatter of a hundred rounds, and giving up costs more than a few rounds too many.
     """
 
-    min_gain: float = MIN_GAIN
-    num_doubts: float = 1.0  # standard errors
+    min_rounds: float = MIN_ASKED
     weight: float = 0.0  # rounds
     mean_tokens: float = 0.0  # committed per round
     var_tokens: float = 0.0
@@ -37,7 +36,7 @@ class AskedRounds:
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """One round: the tokens it committed, and what it took from everybody."""
-        self.weight = MEMORY * self.weight + 1.0
+        self.weight = (MEMORY if self.is_paying else LOOK_MEMORY) * self.weight + 1.0
         share, off = 1.0 / self.weight, num_tokens - self.mean_tokens
         self.mean_tokens += share * off
         self.var_tokens = (1.0 - share) * (self.var_tokens + share * off * off)
@@ -45,10 +44,10 @@ class AskedRounds:
 
     def pays(self, plain_s: float) -> bool | None:
         """Against rounds of one token that take `plain_s` seconds; None: not enough was seen to tell."""
-        if self.weight < MIN_ASKED:
+        if self.weight < self.min_rounds and self.is_paying:
             return None
-        doubt = self.num_doubts * sqrt(self.var_tokens / self.weight) if self.is_paying else 0.0
-        self.is_paying = (self.mean_tokens + doubt) * plain_s > self.min_gain * self.seconds.mean
+        doubt = sqrt(self.var_tokens / self.weight) if self.is_paying else 0.0
+        self.is_paying = (self.mean_tokens + doubt) * plain_s > MIN_GAIN * self.seconds.mean
         return self.is_paying
 
 
@@ -87,7 +86,23 @@ class Asking:
         return self.num_sessions % TELL_EVERY == 0
 
 
-def copying() -> Asking:
-    """Copies cost next to nothing to look for, and are verified only where their chances are good: giving them up wrongly
-    loses more than going on wrongly."""
-    return Asking(AskedRounds(min_gain=1.0, num_doubts=2.0), longest_period=COPY_AT_LEAST_EVERY)
+class Askings:
+    """One way of drafting, judged apart for every crowd: alone a further token is nearly free, among many it costs as much as a
+    plain one, and who has learned the one has not forgotten the other when the number of sessions changes."""
+
+    def __init__(self, *, copies: bool = False) -> None:
+        """`copies`: they cost next to nothing to look for."""
+        self._copies = copies
+        self._crowds: dict[int, Asking] = {}
+
+    def at(self, num_sharers: float) -> Asking:
+        """Among so many calls per forward, by powers of two."""
+        crowd = round(log2(max(num_sharers, 1.0)))
+        asking = self._crowds.get(crowd)
+        if asking is None:
+            asking = self._crowds[crowd] = (
+                Asking(AskedRounds(min_rounds=MIN_COPIED), longest_period=COPY_AT_LEAST_EVERY)
+                if self._copies
+                else Asking()
+            )
+        return asking

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from specdiff_dist.core.asking import MIN_ASKED, Asking, copying
+from specdiff_dist.core.asking import MIN_ASKED, Askings
 from specdiff_dist.core.calibration import AcceptanceCalibration
 from specdiff_dist.core.costs import MeasuredCosts
 from specdiff_dist.core.libraspec import best_length, horizon, libraspec
@@ -49,17 +50,22 @@ class Knowledge:
 
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     costs: MeasuredCosts = field(default_factory=MeasuredCosts.unknown)
-    drafter: Asking = field(default_factory=Asking)  # whoever drafts with a model, or elsewhere
-    copying: Asking = field(default_factory=copying)  # by the caller itself
+    drafter: Askings = field(default_factory=Askings)  # whoever drafts with a model, or elsewhere
+    copying: Askings = field(default_factory=partial(Askings, copies=True))  # by the caller itself
     additive_length: int | None = None  # this session's, of the additive policy
+
+    @property
+    def num_sharers(self) -> float:
+        """Calls per verifier forward, lately."""
+        return self.costs.verification.num_sharers
 
     def tells_drafter(self, policy: Policy) -> bool:
         """Whether a session that begins now is to know of the drafter."""
-        return not isinstance(policy, MeasuredLibraSpec) or self.drafter.is_told()
+        return not isinstance(policy, MeasuredLibraSpec) or self.drafter.at(self.num_sharers).is_told()
 
     def tells_copying(self, policy: Policy) -> bool:
         """Whether one that does not know of the drafter is to copy."""
-        return not isinstance(policy, MeasuredLibraSpec) or self.copying.is_told()
+        return not isinstance(policy, MeasuredLibraSpec) or self.copying.at(self.num_sharers).is_told()
 
     def for_session(self) -> Knowledge:
         """What a new session starts with: the shared part."""
@@ -185,10 +191,11 @@ def asks_drafter(policy: Policy, knowledge: Knowledge) -> bool:
         return _num_blocks(length, block) * draft_s + costs.verify(length)
 
     # Until rounds have told, what tokens are accepted for on average says whether to go on.
-    expected = knowledge.drafter.rounds.weight >= MIN_ASKED or (
+    asking = knowledge.drafter.at(knowledge.num_sharers)
+    expected = asking.rounds.weight >= MIN_ASKED or (
         best_length(knowledge.calibration.mean(policy.max_length), cost) > 0
     )
-    return knowledge.drafter.is_due(plain_s, costs.verification.num_sharers, expected=expected)
+    return asking.is_due(plain_s, knowledge.num_sharers, expected=expected)
 
 
 def asks_copying(policy: Policy, knowledge: Knowledge) -> bool:
@@ -196,7 +203,8 @@ def asks_copying(policy: Policy, knowledge: Knowledge) -> bool:
     costs = knowledge.costs
     if not isinstance(policy, MeasuredLibraSpec) or not costs.verification.is_known:
         return True
-    return knowledge.copying.is_due(costs.verify(0), costs.verification.num_sharers, expected=True)
+    sharers = knowledge.num_sharers
+    return knowledge.copying.at(sharers).is_due(costs.verify(0), sharers, expected=True)
 
 
 def next_ask(policy: Policy, knowledge: Knowledge) -> int:
@@ -223,7 +231,8 @@ def learn(
         grown = length + 2 if num_accepted == num_verified else length - 1
         knowledge.additive_length = min(max(grown, 1), policy.max_length)
     if isinstance(policy, MeasuredLibraSpec):
-        for asking, is_local in ((knowledge.drafter, False), (knowledge.copying, True)):
+        sharers = knowledge.num_sharers
+        for asking, is_local in ((knowledge.drafter.at(sharers), False), (knowledge.copying.at(sharers), True)):
             if draft_s is None or statistics.is_local != is_local:
                 asking.since_look += 1
                 continue

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdiff_dist.core.asking import MIN_ASKED, PROBE_AT_LEAST_EVERY, PROBE_EVERY, TELL_EVERY, AskedRounds
+from specdiff_dist.core.costs import SharedForward
 from specdiff_dist.core.speculation import (
     DraftStatistics,
     Knowledge,
@@ -85,10 +86,10 @@ def test_a_drafter_that_mostly_has_nothing_is_not_asked(share_answered, asks):
 def test_while_drafting_has_long_not_paid_most_sessions_do_not_know_of_the_drafter():
     policy, knowledge = MeasuredLibraSpec(), Knowledge()
     assert all(knowledge.tells_drafter(policy) for _ in range(20))
-    knowledge.drafter.period = PROBE_AT_LEAST_EVERY
+    knowledge.drafter.at(1.0).period = PROBE_AT_LEAST_EVERY
     assert sum(knowledge.for_session().tells_drafter(policy) for _ in range(10 * TELL_EVERY)) == 10
     assert all(knowledge.tells_drafter(Static(2)) for _ in range(20))
-    knowledge.drafter.period = PROBE_EVERY  # a look has found that it pays
+    knowledge.drafter.at(1.0).period = PROBE_EVERY  # a look has found that it pays
     assert knowledge.tells_drafter(policy)
 
 
@@ -121,3 +122,32 @@ def test_a_crowd_that_copying_does_not_pay_for_looks_rarely():
         learn(policy, knowledge, DraftStatistics(nothing, nothing, nothing, draft_s is not None), 0, 0, draft_s=draft_s)
         knowledge.costs.observe(0, 0.0, 0, forward_s(1))
     assert num_asks <= 35
+
+
+def test_what_holds_in_a_crowd_is_not_believed_alone():
+    """Copies bring a token for nothing alone; among 16 they cost what they bring. Both are known at once when the crowd changes."""
+    policy, knowledge = MeasuredLibraSpec(2, 2), Knowledge()
+    good = np.full(2, 0.9)
+
+    def rounds(num_sharers: int, count: int) -> int:
+        num_asked = 0
+        for _ in range(count):
+            is_asked = asks_copying(policy, knowledge)
+            num_asked += is_asked
+            statistics = DraftStatistics(good, good, good, is_local=True)
+            num_verified = 2 if is_asked else 0
+            tokens = num_sharers * (1 + num_verified)
+            seconds = 0.004 + 0.0011 * tokens + 0.0005 * num_sharers
+            draft_s = (1e-4 if num_sharers == 1 else 0.5 * seconds / num_sharers) if is_asked else None
+            learn(policy, knowledge, statistics, num_verified, num_verified // 2, draft_s=draft_s)
+            knowledge.costs.observe(
+                0, 0.0, num_verified, seconds, verify_shared=SharedForward(seconds, tokens, num_sharers)
+            )
+        return num_asked
+
+    assert rounds(1, 400) == 400
+    assert rounds(16, 4000) < 1500
+    rounds(1, 60)  # until the forwards tell that nobody shares them any more
+    assert rounds(1, 100) == 100
+    rounds(16, 60)
+    assert rounds(16, 200) < 20

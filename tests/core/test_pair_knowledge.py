@@ -30,7 +30,7 @@ def test_sessions_of_one_kind_learn_from_each_other():
     later = pair.for_session(EXACT, None, is_greedy=False)
     assert acceptance(later) > 0.9
     assert later.costs.are_known
-    assert later.drafter.since_look == 0
+    assert later.drafter.at(1.0).since_look == 0
 
 
 def test_another_rule_effort_or_greed_is_another_kind():

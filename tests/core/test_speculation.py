@@ -144,9 +144,9 @@ def test_a_look_comes_after_forwards_and_soon_again_once_drafting_has_paid() -> 
 
     assert [num_until_look(8.0) for _ in range(3)] == [8 * 16, 8 * 32, 8 * 64]
     good = taught(draft_s=0.001, verify_base_s=0.04, verify_per_token_s=0.0001)
-    good.drafter.period = 256
+    good.drafter.at(1.0).period = 256
     assert drive(MeasuredLibraSpec(4, 12), lambda n: statistics(np.full(n, 0.6)), good)[0] > 0
-    assert good.drafter.period == PROBE_EVERY
+    assert good.drafter.at(1.0).period == PROBE_EVERY
 
 
 def test_a_few_unlucky_rounds_do_not_end_drafting() -> None:
