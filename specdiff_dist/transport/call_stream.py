@@ -42,7 +42,9 @@ class CallStream:
         connection = self._connection
         if method != "Info":
             return await connection.call(method, request)
-        # Static facts: asked once for as long as it is certainly the same replica.
+        # Static facts: asked once for as long as it is certainly the same replica. Whoever asks for them in a loop must not
+        # keep the reader from learning that the replica has gone.
+        await asyncio.sleep(0)
         if connection.info is None or connection.info.HasField("error"):
             connection.info = await connection.call(method, request)
         return connection.info
