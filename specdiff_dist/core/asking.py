@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import log2, sqrt
 
@@ -66,10 +67,10 @@ class Asking:
     period: int = PROBE_EVERY
     num_sessions: int = 0  # that began while it had long not paid
 
-    def is_due(self, plain_s: float, num_sharers: float, *, expected: bool) -> bool:
-        """Whether this round drafts so. `expected`: what to believe before rounds tell."""
+    def is_due(self, plain_s: float, num_sharers: float, *, expected: Callable[[], bool]) -> bool:
+        """Whether this round drafts so. `expected`: what to believe before rounds tell, asked for only then."""
         pays = self.rounds.pays(plain_s)
-        if expected if pays is None else pays:
+        if expected() if pays is None else pays:
             self.period = PROBE_EVERY
             return True
         if self.since_look < self.period * num_sharers - 1:

@@ -84,8 +84,10 @@ class OnlinePlane:
         self._age += 1
 
     def __call__(self, num_tokens: float, num_calls: float) -> float:
-        is_old = self._solution is None or self._age >= min(SOLVE_EVERY, self.weight)
-        base, a, b = self._solve() if is_old or self._solution is None else self._solution
+        solution = self._solution
+        if solution is None or self._age >= min(SOLVE_EVERY, self.weight):
+            solution = self._solve()
+        base, a, b = solution
         return base + a * num_tokens + b * num_calls
 
     def _solve(self) -> tuple[float, float, float]:
@@ -238,9 +240,12 @@ class SharedCost:
 
     def __call__(self, num_tokens: float) -> float:
         sharers = self.num_sharers
-        crowd = min(sharers - 1.0, 1.0) if self.alone.is_known else 1.0
-        if self.shared.weight < MIN_SHARED and self.alone.is_known:
+        if not self.alone.is_known:
+            crowd = 1.0
+        elif self.shared.weight < MIN_SHARED:
             crowd = 0.0
+        else:
+            crowd = min(sharers - 1.0, 1.0)
         forward_s = 0.0
         if crowd < 1.0:
             forward_s += (1.0 - crowd) * self.alone(sharers * num_tokens)

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from specdiff_dist.core.asking import MIN_ASKED, Askings
+from specdiff_dist.core.asking import Askings
 from specdiff_dist.core.calibration import AcceptanceCalibration
 from specdiff_dist.core.costs import MeasuredCosts
 from specdiff_dist.core.libraspec import best_length, horizon, libraspec
@@ -175,7 +175,7 @@ def plan(policy: Policy, knowledge: Knowledge) -> Plan:
     if isinstance(policy, ConfidenceThreshold):
         return _threshold(policy)
     if isinstance(policy, Additive):
-        return _fixed(knowledge.additive_length or min(policy.start, policy.max_length))
+        return _fixed(_additive_length(policy, knowledge))
     return _fixed(policy.length if isinstance(policy, Static) else 0)
 
 
@@ -184,18 +184,19 @@ def asks_drafter(policy: Policy, knowledge: Knowledge) -> bool:
     costs = knowledge.costs
     if not isinstance(policy, MeasuredLibraSpec) or not costs.are_known:
         return True
-    block, plain_s = min(policy.block, policy.max_length), costs.verify(0)
-    draft_s = costs.draft(block)
 
-    def cost(length: int) -> float:
-        return _num_blocks(length, block) * draft_s + costs.verify(length)
+    def expected() -> bool:
+        """By what tokens are accepted on average."""
+        block = min(policy.block, policy.max_length)
+        draft_s = costs.draft(block)
 
-    # Until rounds have told, what tokens are accepted for on average says whether to go on.
-    asking = knowledge.drafter.at(knowledge.num_sharers)
-    expected = asking.rounds.weight >= MIN_ASKED or (
-        best_length(knowledge.calibration.mean(policy.max_length), cost) > 0
-    )
-    return asking.is_due(plain_s, knowledge.num_sharers, expected=expected)
+        def cost(length: int) -> float:
+            return _num_blocks(length, block) * draft_s + costs.verify(length)
+
+        return best_length(knowledge.calibration.mean(policy.max_length), cost) > 0
+
+    sharers = knowledge.num_sharers
+    return knowledge.drafter.at(sharers).is_due(costs.verify(0), sharers, expected=expected)
 
 
 def asks_copying(policy: Policy, knowledge: Knowledge) -> bool:
@@ -204,14 +205,13 @@ def asks_copying(policy: Policy, knowledge: Knowledge) -> bool:
     if not isinstance(policy, MeasuredLibraSpec) or not costs.verification.is_known:
         return True
     sharers = knowledge.num_sharers
-    return knowledge.copying.at(sharers).is_due(costs.verify(0), sharers, expected=True)
+    return knowledge.copying.at(sharers).is_due(costs.verify(0), sharers, expected=lambda: True)
 
 
 def next_ask(policy: Policy, knowledge: Knowledge) -> int:
     """How many tokens `plan` will ask for first, after a round whose tokens have all been accepted."""
     if isinstance(policy, Additive):
-        length = knowledge.additive_length or min(policy.start, policy.max_length)
-        return min(length + 2, policy.max_length)
+        return min(_additive_length(policy, knowledge) + 2, policy.max_length)
     return next(plan(policy, knowledge), 0)
 
 
@@ -227,7 +227,7 @@ def learn(
     """Tells the policy how a round went. `draft_s`: seconds that drafting took from everybody, also where it brought nothing;
     None: nobody drafted, or nobody measured."""
     if isinstance(policy, Additive):
-        length = knowledge.additive_length or min(policy.start, policy.max_length)
+        length = _additive_length(policy, knowledge)
         grown = length + 2 if num_accepted == num_verified else length - 1
         knowledge.additive_length = min(max(grown, 1), policy.max_length)
     if isinstance(policy, MeasuredLibraSpec):
@@ -253,6 +253,10 @@ def max_length(policy: Policy) -> int:
 def statistic_of(policy: Policy) -> str | None:
     """The statistic a policy decides by; None if it looks at no draft."""
     return None if isinstance(policy, Off | Static | Additive) else policy.statistic
+
+
+def _additive_length(policy: Additive, knowledge: Knowledge) -> int:
+    return knowledge.additive_length or min(policy.start, policy.max_length)
 
 
 def _fixed(length: int) -> Plan:

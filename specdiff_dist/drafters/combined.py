@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specdiff_dist.config import REVEAL_ORDERS
 from specdiff_dist.core.calibration import read_table
 from specdiff_dist.core.features import max_rows
-from specdiff_dist.core.rows import IntArray, SparseRows
+from specdiff_dist.core.rows import FloatArray, IntArray, SparseRows
 from specdiff_dist.drafters.draft_choice import (
     DIFFUSION,
     DIFFUSION_RATES,
@@ -32,7 +32,7 @@ from specdiff_dist.types import CallCost, DraftBlock, DraftCall, DrafterInfo, Pr
 SUFFIX = "+prompt-lookup"
 MAX_COPIED = 16  # tokens of a round that copies, where the inner drafter's blocks are shorter
 
-Asking = Generator[DraftCall, DraftBlock, DraftBlock]
+Answering = Generator[DraftCall, DraftBlock, DraftBlock]
 """A call that is being answered: yields what the inner drafter is to be asked, is sent its reply, returns the block."""
 
 
@@ -72,14 +72,13 @@ class CombinedDrafter:
         `draft_cost`, `token_cost`: of one of its blocks and of a drafted token, over a verification of one token."""
         self._inner = inner
         self._options = expected_acceptance, draft_cost, token_cost
-        self._inner_info: DrafterInfo | None = None
+        self._inner_info: DrafterInfo | None = None  # once it was asked for
+        self._calibration: FloatArray = np.zeros((0, 0))  # its
         self._sessions: SessionTable[DraftChoice] = SessionTable(self._new_choice, max_sessions=max_sessions)
 
     async def info(self) -> DrafterInfo:
         """Raises DrafterUnavailable."""
-        if self._inner_info is None:
-            self._inner_info = await self._inner.info()
-        return combined_info(self._inner_info)
+        return combined_info(await self._asked_info())
 
     def copying(self) -> CopyingDrafter:
         """The part that asks nobody, for sessions that are to do without the other."""
@@ -87,8 +86,7 @@ class CombinedDrafter:
 
     async def draft(self, call: DraftCall) -> DraftBlock:
         """See roles.Drafter."""
-        info = self._inner_info or await self._inner.info()
-        self._inner_info = info
+        info = await self._asked_info()
         started, asking = perf_counter(), self._answering(call, info)
         try:
             inner_call = next(asking)
@@ -115,11 +113,17 @@ class CombinedDrafter:
         self._sessions.drop(session_id)
         await self._inner.release(session_id)
 
+    async def _asked_info(self) -> DrafterInfo:
+        if self._inner_info is None:
+            self._inner_info = await self._inner.info()
+            self._calibration = np.asarray(self._inner_info.calibration, np.float64)
+        return self._inner_info
+
     def _new_choice(self) -> DraftChoice:
         size = 0 if self._inner_info is None else self._inner_info.feature_size
         return DraftChoice(*self._options, size)
 
-    def _answering(self, call: DraftCall, info: DrafterInfo | None, *, copies_only: bool = False) -> Asking:
+    def _answering(self, call: DraftCall, info: DrafterInfo | None, *, copies_only: bool = False) -> Answering:
         check_anchor(call.prefix)
         session = self._sessions.get(call.prefix.session_id)
         session.agree(call.prefix)
@@ -147,7 +151,7 @@ class CombinedDrafter:
                 replace(call, num_draft_tokens=num_tokens), committed, choice, has_features
             )
             choice.drafted(committed, call.drafted_token_ids, block.token_ids)
-            return replace(block, cached_len=session.cached_len, max_probs=_calibrated(call, block, info))
+            return replace(block, cached_len=session.cached_len, max_probs=_calibrated(call, block, self._calibration))
         text = np.concatenate([committed, call.drafted_token_ids])
         match = find_match(text)
         tokens = copied(text, match, num_tokens)
@@ -184,13 +188,12 @@ class CopyingDrafter:
         await self._combined.release(session_id)
 
 
-def _calibrated(call: DraftCall, block: DraftBlock, info: DrafterInfo) -> NDArray[np.float32]:
+def _calibrated(call: DraftCall, block: DraftBlock, calibration: FloatArray) -> NDArray[np.float32]:
     """A function of the inner drafter's max_probs alone: never of what was sampled."""
-    if not len(info.calibration):
+    if not len(calibration):
         return block.max_probs
-    first = min(len(call.drafted_token_ids), len(info.calibration) - 1)
-    table = np.asarray(info.calibration[first:], np.float64)
-    return read_table(block.max_probs.astype(np.float64), table).astype(np.float32)
+    first = min(len(call.drafted_token_ids), len(calibration) - 1)
+    return read_table(block.max_probs.astype(np.float64), calibration[first:]).astype(np.float32)
 
 
 def _timed(block: DraftBlock, started: float) -> DraftBlock:
@@ -200,7 +203,7 @@ def _timed(block: DraftBlock, started: float) -> DraftBlock:
     return replace(block, cost=CallCost(wall_s=perf_counter() - started))
 
 
-def _asking_inner(call: DraftCall, committed: IntArray, choice: DraftChoice, has_features: bool) -> Asking:
+def _asking_inner(call: DraftCall, committed: IntArray, choice: DraftChoice, has_features: bool) -> Answering:
     """The inner drafter has not seen the rounds that copied: its prefix is stated anew, from what it has cached. What features
     of so many tokens do not fit into goes in pieces, each with a token drafted for nothing."""
     num_rows = max_rows(choice.features.size) if has_features else len(committed)

@@ -19,7 +19,7 @@ import numpy as np
 from specdiff_dist.core.rows import IntArray
 from specdiff_dist.core.speculation import next_ask
 from specdiff_dist.drafters.combined import CombinedDrafter, CopyingDrafter
-from specdiff_dist.engine.session import Session
+from specdiff_dist.engine.session import NO_TOKENS, Session
 from specdiff_dist.errors import InvalidRequest, SpecdiffError
 from specdiff_dist.roles import Drafter
 from specdiff_dist.types import DraftBlock, DraftCall, DrafterInfo
@@ -38,7 +38,7 @@ class DraftAhead:
                 param="quality.draft_ahead",
             )
         self._session, self._drafter, self._info = session, drafter, info
-        self._hoped: IntArray = np.zeros(0, np.int32)  # what this round would commit
+        self._hoped: IntArray = NO_TOKENS  # what this round would commit
         self._start = 0  # where
         self._call: DraftCall | None = None
         self._task: asyncio.Task[DraftBlock] | None = None

@@ -174,7 +174,8 @@ class CausalLMVerifier(Generic[CacheT]):
         sampling: SamplingParams | None,
     ) -> Steps[ForwardPart[CacheT], Forwarded, tuple[Forwarded, FeatureArray | None]]:
         """Adds `tokens` to the session; the last `num_logits` logits, with narrow rows for `sampling`, and the features of all
-        but the first `skipped` tokens (None without layers). `known`: features of tokens before these that the session has been given."""
+        but the first `skipped` tokens (None without layers). `known`: features of tokens before these that the session has
+        been given."""
         hidden: list[FeatureArray] = []
         if known is not None and layers:
             hidden.append(known[skipped:])

@@ -137,7 +137,7 @@ def test_a_look_comes_after_forwards_and_soon_again_once_drafting_has_paid() -> 
 
     def num_until_look(num_sharers: float) -> int:
         for count in range(10_000):
-            if losing.is_due(0.01, num_sharers, expected=False):
+            if losing.is_due(0.01, num_sharers, expected=lambda: False):
                 return count + 1
             losing.since_look += 1
         raise AssertionError("it never looks")

@@ -21,6 +21,7 @@ from specdiff_dist.types import DraftCall, PrefixStatement, SamplingParams, Toke
 from specdiff_dist.verifiers import load_verifier
 from specdiff_dist.verifiers.forward import forward_one
 from specdiff_dist.verifiers.llama_forward import LlamaForward
+from tests.chunks import tokens_of
 from tests.doubles import Direct, make_request, plain_greedy
 from tests.tiny_models import VOCAB_SIZE, save_start, save_verifier, tiny_llama
 
@@ -109,10 +110,6 @@ async def answer(drafter: Any, verifier: Any, **options: Any) -> list[TokenChunk
     request = make_request((3, 1, 4, 1, 5), max_tokens=24, ignore_eos=True, **options)
     config = DecodeConfig(policy=Static(3))
     return [chunk async for chunk in decode(request, config, drafter, verifier, tier="exact")]
-
-
-def tokens_of(chunks: list[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 class Forgetful(Direct):

@@ -12,6 +12,7 @@ from specdiff_dist.core.rows import SparseRows
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import DrafterUnavailable, InvalidRequest, InvalidRows, PrefixMismatch, VerifierUnavailable
 from specdiff_dist.types import CallCost, DraftBlock, DraftCall, TargetRows, TokenChunk, VerifyCall
+from tests.chunks import tokens_of
 from tests.doubles import (
     Direct,
     ScriptedDrafter,
@@ -28,10 +29,6 @@ TABLE = random_table(VOCAB, order=4)
 
 async def collect(stream: Any) -> list[TokenChunk]:
     return [chunk async for chunk in stream]
-
-
-def tokens_of(chunks: list[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 def half_right_script(prefix: tuple[int, ...], num_tokens: int) -> list[int]:

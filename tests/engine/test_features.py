@@ -16,6 +16,7 @@ from specdiff_dist.drafters.combined import CombinedDrafter
 from specdiff_dist.engine import decode
 from specdiff_dist.errors import InvalidConfig, InvalidRows
 from specdiff_dist.types import DraftBlock, DraftCall, TargetRows, TokenChunk, VerifyCall
+from tests.chunks import tokens_of
 from tests.doubles import Direct, FeatureDrafter, ScriptedDrafter, TableVerifier, make_request, random_table
 
 VOCAB = 12
@@ -31,10 +32,6 @@ async def answer(drafter: Any, judge: Any, policy: Any = None, **options: Any) -
     request = make_request(PROMPT, **{"max_tokens": 40, "temperature": 1.0, "seed": 5, **options})
     config = DecodeConfig(policy=policy or Static(3))
     return [chunk async for chunk in decode(request, config, drafter, judge, tier="exact")]
-
-
-def tokens_of(chunks: list[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 @pytest.mark.parametrize("wide", [False, True])

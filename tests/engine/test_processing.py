@@ -19,6 +19,7 @@ from specdiff_dist.errors import InvalidRequest
 from specdiff_dist.types import GenerateRequest, TargetRows, TokenChunk, VerifyCall
 from specdiff_dist.verifiers.causal_lm import CausalLMVerifier
 from specdiff_dist.verifiers.transformers_forward import TransformersForward
+from tests.chunks import tokens_of
 from tests.doubles import Direct, ScriptedDrafter, TableVerifier, greedy_script, make_request, random_table
 from tests.plain_logits import plain_processed
 from tests.tiny_models import VOCAB_SIZE, block_model, tiny_llama
@@ -32,10 +33,6 @@ DRAFTING, PLAIN = DecodeConfig(policy=Static(4)), DecodeConfig(policy=Off())
 async def run(request: GenerateRequest, config: DecodeConfig, drafter: Any, verifier: Any) -> list[TokenChunk]:
     stream = decode(request, config, Direct(drafter), Direct(verifier), tier="exact")
     return [chunk async for chunk in stream]
-
-
-def tokens_of(chunks: list[TokenChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 def accepted(chunks: list[TokenChunk]) -> int:
